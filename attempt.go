@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/errtype"
-	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
@@ -63,7 +62,7 @@ type attemptKey struct{}
 // share a lifetime, so they share an allocation. A call whose first attempt succeeds makes no other
 // allocation, so an attempt is kept small.
 type attempt struct {
-	context.Context // the caller's, with what the server must know about the attempt, see layers.Header
+	context.Context // the caller's, with what the server must know about the attempt, see layers.Header; or the attempt's extras
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
@@ -73,23 +72,16 @@ type attempt struct {
 	cc     *grpc.ClientConn
 	method string
 	start  instant
-	wait   time.Duration
 	number int32
+	hedge  bool // see Attempt.Hedge
 	source WaitSource
 
-	hedge     bool // see Attempt.Hedge
-	reported  bool // its result was reported to the plan or, without one, to the budgets
-	fate      fate
-	repeats   uint8         // at most 255
-	says      layers.Mark   // of the header that the attempt, as a context, has as a value; Unmarked if it has none, see newAttempt
-	stopsGRPC bool          // gRPC is kept from retrying it by itself; see also rpc
-	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
-	bounds    *bounds       // nil for that of a unary call without a contest
+	fate     fate
+	reported bool // its result was reported to the plan or, without one, to the budgets
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 
-	// Filled in by gRPC, by collect from the caller's own variables or, for a stream, by read.
-	header  metadata.MD
+	// Filled in by gRPC, by collect from the caller's own variable or, for a stream, by read.
 	trailer metadata.MD
 	peer    peer.Peer
 
@@ -109,14 +101,6 @@ const (
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) || key == (tried.Key{}) {
 		return a
-	}
-	if a.says != layers.Unmarked {
-		if v := (layers.Header{Previous: int(a.number) - 1, Limited: a.says == layers.Limited}).Value(key); v != nil {
-			return v
-		}
-	}
-	if a.bounds != nil {
-		return a.bounds.own.Current(a.Context).Value(key)
 	}
 	return a.Context.Value(key)
 }
@@ -138,21 +122,63 @@ func (a *attempt) triedList() *tried.List {
 	return a.tried.Load()
 }
 
-// Done returns a channel that is closed with the caller's context or, if the attempt has bounds,
-// possibly before.
-func (a *attempt) Done() <-chan struct{} {
-	if a.bounds != nil {
-		return a.bounds.own.Child(a.Context).Done()
-	}
-	return a.Context.Done()
+// extras are what an attempt has unless it is the first of a unary call and needs none of them, as most are: that saves a success
+// 15 ns. They are the attempt's context.
+type extras struct {
+	context.Context                 // the caller's, with what the server must know about the attempt; or within bounds
+	added           context.Context // has values that come before these, see layers.Header; nil for none
+
+	wait      time.Duration
+	repeats   uint8         // at most 255
+	stopsGRPC bool          // gRPC is kept from retrying the attempt by itself; see also rpc
+	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
+	header    metadata.MD   // filled in like the trailer
+	bounds    *bounds       // nil for that of a unary call without a contest
 }
 
-// Err returns a non-nil error when Done is closed.
-func (a *attempt) Err() error {
-	if a.bounds != nil {
-		return a.bounds.own.Current(a.Context).Err()
+// Value implements [context.Context].
+func (x *extras) Value(key any) any {
+	if x.added != nil {
+		if v := x.added.Value(key); v != nil {
+			return v
+		}
 	}
-	return a.Context.Err()
+	return x.Context.Value(key)
+}
+
+// A fullAttempt is an attempt with extras. It is one allocation.
+type fullAttempt struct {
+	attempt attempt
+	extras  extras
+}
+
+// in returns the attempt, whose context is ctx, with the extras and within the bounds.
+func (f *fullAttempt) in(ctx context.Context) *attempt {
+	if b := f.extras.bounds; b != nil {
+		b.own.Context, ctx = ctx, &b.own
+	}
+	f.extras.Context, f.attempt.Context = ctx, &f.extras
+	return &f.attempt
+}
+
+// A boundedAttempt is the first attempt of a stream, or of a call with a contest.
+type boundedAttempt struct {
+	fullAttempt
+	bounds bounds
+}
+
+// extras returns the attempt's extras, nil if it has none.
+func (a *attempt) extras() *extras {
+	x, _ := a.Context.(*extras)
+	return x
+}
+
+// bounds returns the attempt's bounds, nil if it has none.
+func (a *attempt) bounds() *bounds {
+	if x := a.extras(); x != nil {
+		return x.bounds
+	}
+	return nil
 }
 
 // bounds end an attempt before the caller's context does. The context for that is made when Done is
@@ -168,17 +194,19 @@ type bounds struct {
 	judged      bool    // the plan was asked about that
 	unconnected bool    // there was no connection when the timeout was last over
 
-	own lazy.Context // a child of the caller's
+	own lazy.Context // a child of the caller's, with what the server must know
 }
 
 // isCut reports whether the attempt timeout has ended the attempt.
 func (a *attempt) isCut() bool {
-	return a.bounds != nil && errors.Is(a.bounds.own.Cause(), ErrAttemptTimeout)
+	b := a.bounds()
+	return b != nil && errors.Is(b.own.Cause(), ErrAttemptTimeout)
 }
 
 // isLate reports whether the attempt, which is not in flight any more, has run for longer than the attempt timeout.
 func (a *attempt) isLate() bool {
-	return a.bounds != nil && a.bounds.expires != 0 && a.bounds.expires != never
+	b := a.bounds()
+	return b != nil && b.expires != 0 && b.expires != never
 }
 
 // errCut is what gRPC returns for an attempt that the library has cancelled.
@@ -186,8 +214,8 @@ var errCut = status.FromContextError(context.Canceled).Err()
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
-	if a.bounds != nil {
-		a.bounds.own.Cancel(context.Canceled)
+	if b := a.bounds(); b != nil {
+		b.own.Cancel(context.Canceled)
 	}
 }
 
@@ -229,7 +257,7 @@ func (a *attempt) hasPeer() bool {
 // connection that was lost later, and do not count as a response. An attempt without a peer was not
 // sent; an interceptor below that drops the option for the peer drops the one for the header as well.
 func (a *attempt) gotNoResponse() bool {
-	return a.hasPeer() && len(a.trailer) == 0 && a.sighting.Load() != sawRefusal
+	return a.hasPeer() && len(a.trailer) == 0 && a.seen() != sawRefusal
 }
 
 // checkFunction records what a function's error says about the attempt: whether it had an effect and,
@@ -262,17 +290,23 @@ func (a *attempt) asStarted(now time.Time) (info Attempt) {
 func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	a.describeStart(info, now)
 	info.Duration = now.Sub(info.Start)
-	if a.bounds != nil && a.bounds.ended != 0 {
-		info.Duration = a.bounds.ended.Sub(a.start)
+	if x := a.extras(); x != nil {
+		info.Header = x.header
+		if x.bounds != nil && x.bounds.ended != 0 {
+			info.Duration = x.bounds.ended.Sub(a.start)
+		}
 	}
-	info.Err, info.Header, info.Trailer, info.Peer = err, a.header, a.trailer, a.peer.Addr
+	info.Err, info.Trailer, info.Peer = err, a.trailer, a.peer.Addr
 	info.late = a.isLate() && !a.isCut()
 }
 
 // describeStart fills in what is known of the attempt from its start on.
 func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
-	info.Start, info.Wait, info.WaitSource, info.repeats = a.start.timeFrom(now), a.wait, a.source, a.repeats
+	info.Start, info.WaitSource = a.start.timeFrom(now), a.source
+	if x := a.extras(); x != nil {
+		info.Wait, info.repeats = x.wait, x.repeats
+	}
 }
 
 // The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That
@@ -281,25 +315,33 @@ func (a *attempt) describeStart(info *Attempt, now time.Time) {
 // it calls OnFinish at the end of every call whose options it has seen, also if it could not open
 // a stream, and before that it fills in the peer if it has opened one.
 
-// What gRPC has reported about an attempt with a witness, see attempt.sighting.
+// What gRPC has reported about an attempt with a witness, see extras.sighting.
 const (
 	sawStream  uint32 = iota + 1 // there was a stream, so a server may have run the method
 	sawNone                      // the attempt has ended, and there was none
 	sawRefusal                   // the server has refused it
 )
 
+// seen returns what gRPC has reported, 0 for nothing.
+func (a *attempt) seen() uint32 {
+	if x := a.extras(); x != nil {
+		return x.sighting.Load()
+	}
+	return 0
+}
+
 // witness appends the options by which gRPC reports whether it has opened a stream for the attempt.
 // The peer has a variable of its own: something below that makes the call in its place, such as
 // another Retrier on another ClientConn, overwrites the variables of the options that it is
 // given, even if it reached no server in the end.
-func (a *attempt) witness(opts []grpc.CallOption) []grpc.CallOption {
+func (x *extras) witness(opts []grpc.CallOption) []grpc.CallOption {
 	w := &witness{}
 	w.peer.AuthInfo = noStream{}
 	return append(append(w.optionSpace[:0], opts...), grpc.Peer(&w.peer), grpc.OnFinish(func(error) {
 		if _, none := w.peer.AuthInfo.(noStream); none {
-			a.sighting.CompareAndSwap(0, sawNone)
+			x.sighting.CompareAndSwap(0, sawNone)
 		} else {
-			a.sighting.Store(sawStream)
+			x.sighting.Store(sawStream)
 		}
 	}))
 }
@@ -321,6 +363,6 @@ func (a *attempt) hasNotRun() bool {
 	if a.cc == nil {
 		return a.fate == fateUnsent
 	}
-	seen := a.sighting.Load()
+	seen := a.seen()
 	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // the attempt itself has asked for the peer, too
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -161,6 +162,16 @@ func (h *history) all(more ...Attempt) []Attempt {
 	all := slices.Concat(h.earlier, []Attempt{h.last}, more)
 	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
 	return all
+}
+
+// headerOf returns the header of the attempt with a number, if that is among these.
+func (h *history) headerOf(number int32) metadata.MD {
+	for _, a := range h.all() {
+		if a.Number == int(number) {
+			return a.Header
+		}
+	}
+	return nil
 }
 
 // record adds a failed attempt.

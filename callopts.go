@@ -72,7 +72,7 @@ func isLeftover(opt grpc.CallOption) bool {
 // call as a whole, plus the mark for nested interceptors and the library's own outputs. Interceptors
 // may still read them after the attempt's end.
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
-	o, own := &c.options, c.ownOutputs(a)
+	o, own, x := &c.options, c.ownOutputs(a), a.extras()
 	opts := a.optionSpace[:0]
 	switch {
 	case o.mixed || own && o.outputs():
@@ -85,19 +85,19 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		}
 	}
 	opts = append(opts, a)
-	if c.stopsGRPC || a.stopsGRPC {
+	if c.stopsGRPC || x != nil && x.stopsGRPC {
 		opts = append(opts, noReplay{})
 	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
 			opts = append(opts, grpc.Trailer(&a.trailer))
 		}
-		if o.header == nil && c.wantsHeader() || o.header != nil && own {
-			opts = append(opts, grpc.Header(&a.header))
+		if x != nil && (o.header == nil && c.wantsHeader() || o.header != nil && own) {
+			opts = append(opts, grpc.Header(&x.header))
 		}
 	}
 	if c.policy.UnsentOnly {
-		opts = a.witness(opts)
+		opts = x.witness(opts)
 	}
 	return opts[:len(opts):len(opts)] // interceptors below must not append into the space
 }
@@ -155,7 +155,8 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 // gRPC three allocations.
 func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 
-// collect copies the header and trailer of an attempt that has ended, if gRPC wrote them to a unary caller's own variables.
+// collect copies the header and trailer of an attempt that has ended, if gRPC wrote them to a unary caller's own variables. An
+// attempt without extras has no place for the header, so describe takes it from there.
 func (c *rpc) collect(a *attempt) {
 	if c.ownOutputs(a) {
 		return
@@ -163,19 +164,23 @@ func (c *rpc) collect(a *attempt) {
 	if c.options.trailer != nil {
 		a.trailer = *c.options.trailer
 	}
-	if c.options.header != nil {
-		a.header = *c.options.header
+	if x := a.extras(); x != nil && c.options.header != nil {
+		x.header = *c.options.header
 		if a.number > 1 {
-			c.options.set(a) // the caller's header gets the number of previous attempts
+			c.options.set(a, x.header) // the caller's header gets the number of previous attempts
 		}
 	}
 }
 
 // show makes an attempt that has ended the one that the application sees: its header, trailer and peer are copied to the
 // caller's outputs, and are those of the stream.
-func (c *rpc) show(a *attempt) {
+func (c *call) show(a *attempt) {
 	if c.options.outputs() {
-		c.options.set(a)
+		header := c.history().headerOf(a.number)
+		if x := a.extras(); x != nil {
+			header = x.header
+		}
+		c.options.set(a, header)
 	}
 	if c.stream != nil {
 		c.stream.show(a)
@@ -192,22 +197,23 @@ func (o *grpcOptions) clear() {
 		*o.trailer = nil
 	}
 	if o.others {
-		o.set(&attempt{})
+		o.set(&attempt{}, nil)
 	}
 }
 
-func (o *grpcOptions) set(a *attempt) {
+// set fills in the caller's outputs with those of an attempt.
+func (o *grpcOptions) set(a *attempt, header metadata.MD) {
 	for _, opt := range o.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
-			*opt.HeaderAddr = wire.WithPreviousAttempts(a.header, int(a.number)-1)
+			*opt.HeaderAddr = wire.WithPreviousAttempts(header, int(a.number)-1)
 		case grpc.TrailerCallOption:
 			*opt.TrailerAddr = a.trailer
 		case grpc.PeerCallOption:
 			*opt.PeerAddr = a.peer
 		case *attempt:
 			// Without a peer, it may keep one that it has already; a stream's might be written while it is read.
-			if a.hasPeer() && (a.bounds == nil || a.bounds.stream == nil) {
+			if b := a.bounds(); a.hasPeer() && (b == nil || b.stream == nil) {
 				*opt.PeerAddr = a.peer
 			}
 		}

@@ -79,9 +79,9 @@ func (k *contest) start(a *attempt) {
 
 // add needs the turn.
 func (k *contest) add(a *attempt) {
-	a.bounds.expires = never
+	a.bounds().expires = never
 	if timeout := k.call.policy.AttemptTimeout; timeout > 0 {
-		a.bounds.expires = a.start.Add(timeout)
+		a.bounds().expires = a.start.Add(timeout)
 	}
 	k.open = append(k.open, a)
 	k.arm()
@@ -105,8 +105,8 @@ func (k *contest) remove(a *attempt) {
 		return
 	}
 	k.open = slices.Delete(k.open, i, i+1)
-	if instantNow() < a.bounds.expires {
-		a.bounds.expires = never
+	if instantNow() < a.bounds().expires {
+		a.bounds().expires = never
 	}
 	if len(k.open) == 0 {
 		k.timer.Stop()
@@ -121,8 +121,8 @@ func (k *contest) resume(a *attempt) {
 	}
 	k.turn.Take()
 	defer k.turn.Give()
-	if a.bounds.expires == never && slices.Contains(k.open, a) {
-		a.bounds.expires, a.bounds.judged = instantNow().Add(k.call.policy.AttemptTimeout), false
+	if a.bounds().expires == never && slices.Contains(k.open, a) {
+		a.bounds().expires, a.bounds().judged = instantNow().Add(k.call.policy.AttemptTimeout), false
 		k.arm()
 	}
 }
@@ -139,7 +139,7 @@ func (s *retryStream) idle() {
 	at, awaited := s.at, s.isAwaited() || s.phase == phaseRacing
 	s.mu.Unlock()
 	if at != nil && !awaited && slices.Contains(k.open, at.attempt) {
-		at.bounds.expires = never
+		at.bounds().expires = never
 	}
 }
 
@@ -181,7 +181,7 @@ func (k *contest) ended(a *attempt, err error) {
 		k.loserEnded(a, won, now)
 	case won:
 		k.end = ending{attempt: a, err: err}
-		a.bounds.ended = instantOf(now)
+		a.bounds().ended = instantOf(now)
 		k.cancelOpen()
 		a.measure(c.learner, false)
 	case len(k.open) == 0:
@@ -231,7 +231,7 @@ func (k *contest) failed(a *attempt, err error, now time.Time) {
 func (k *contest) cancelOpen() {
 	k.call.plan().leave()
 	for _, a := range k.open {
-		a.bounds.own.Cancel(ErrHedgeLost)
+		a.bounds().own.Cancel(ErrHedgeLost)
 	}
 }
 
@@ -247,14 +247,14 @@ func (k *contest) check() {
 		switch {
 		case instantOf(now) < k.overdueAt(a):
 		case k.awaitsConnection(a):
-			a.bounds.expires = instantOf(now).Add(k.call.policy.AttemptTimeout)
+			a.bounds().expires = instantOf(now).Add(k.call.policy.AttemptTimeout)
 		default:
-			a.bounds.judged = true
+			a.bounds().judged = true
 			k.overdue(a, now)
 		}
 	}
 	if instantOf(now) >= k.dueAt() {
-		if endOf(k.open[0].Context, now) != nil {
+		if endOf(k.open[0].bounds().own.Context, now) != nil {
 			return // the attempts in flight end by themselves
 		}
 		k.due(now)
@@ -303,19 +303,19 @@ func (k *contest) arm() {
 func (k *contest) overdueAt(a *attempt) instant {
 	p := k.call.plan()
 	waits := p != nil && p.pending.isDecided() // until the pending attempt is sent, or given up
-	if waits || a.bounds.judged && !k.mayHang(a) {
+	if waits || a.bounds().judged && !k.mayHang(a) {
 		return never
 	}
-	return a.bounds.expires
+	return a.bounds().expires
 }
 
 // awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its
 // server still has the whole timeout to answer. Without a deadline, the attempt could wait for ever.
 func (k *contest) awaitsConnection(a *attempt) bool {
 	_, limited := a.Deadline()
-	before := a.bounds.unconnected
-	a.bounds.unconnected = limited && isUnconnected(stateOf(k.call.cc))
-	return before || a.bounds.unconnected
+	before := a.bounds().unconnected
+	a.bounds().unconnected = limited && isUnconnected(stateOf(k.call.cc))
+	return before || a.bounds().unconnected
 }
 
 // mayHang reports whether an overdue attempt has no deadline, if nothing is pending that could replace it. One that has been
@@ -330,8 +330,8 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 	c := k.call
 	p := k.plan(now)
 	if p.config.isLeftToGRPC(p.counted()) {
-		a.bounds.judged = p.config.informed // otherwise that may be outdated
-		a.bounds.expires = instantOf(now).Add(c.policy.AttemptTimeout)
+		a.bounds().judged = p.config.informed // otherwise that may be outdated
+		a.bounds().expires = instantOf(now).Add(c.policy.AttemptTimeout)
 		return
 	}
 	f := c.overdueFailure(a, now)
@@ -379,7 +379,7 @@ func (k *contest) cut(number int32) {
 		case replaced && c.isLast != nil && c.isLast(): // since it was decided
 			p.undecide()
 		case c.stream == nil:
-			a.bounds.own.Cancel(ErrAttemptTimeout)
+			a.bounds().own.Cancel(ErrAttemptTimeout)
 		case !c.stream.cut(a, replaced):
 			p.undecide()
 		}
@@ -479,7 +479,7 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 	info.Err, info.Unsent = newAttemptTimeoutError(c.policy.AttemptTimeout, nil), isUnconnected(stateOf(c.cc))
 	return failure{
 		Attempt:   info,
-		CtxErr:    endOf(a.Context, now),
+		CtxErr:    endOf(a.bounds().own.Context, now),
 		Closed:    isClosed(c.cc),
 		Committed: c.stream != nil && c.stream.isCommitted(),
 		TimedOut:  true,
@@ -491,13 +491,13 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 type contested struct {
 	call    call
 	contest contest
-	first   attempt
-	bounds  bounds // of the first attempt
+	first   boundedAttempt
 }
 
 // set starts a contested call from c.
 func (u *contested) set(c *call) {
-	u.call, u.first.bounds = *c, &u.bounds
+	u.call = *c
+	u.first.extras.bounds = &u.first.bounds
 	u.contest.join(&u.call)
 }
 
@@ -515,7 +515,7 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.mode == modeHedged {
 		u.contest.rival, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	return u.call.makeAttempts(&u.first, u.race)
+	return u.call.makeAttempts(&u.first.fullAttempt, u.race)
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others
@@ -526,7 +526,7 @@ func (u *contestedUnary) race(a *attempt) ending {
 	}
 	e := u.contest.race(a, func(a *attempt) error { return u.invoke(a, u.reply) })
 	if e.err == nil && e.attempt != a {
-		replies.Copy(u.reply, e.attempt.bounds.received)
+		replies.Copy(u.reply, e.attempt.bounds().received)
 	}
 	if u.call.ownOutputs(e.attempt) {
 		u.call.show(e.attempt)
@@ -540,6 +540,6 @@ func (u *contestedUnary) invoke(a *attempt, reply any) error {
 
 // hedge makes an attempt with a reply of its own.
 func (u *contestedUnary) hedge(a *attempt) error {
-	a.bounds.received = u.contest.replies.New()
-	return u.invoke(a, a.bounds.received)
+	a.bounds().received = u.contest.replies.New()
+	return u.invoke(a, a.bounds().received)
 }

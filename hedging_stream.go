@@ -43,7 +43,7 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending 
 	if e.attempt != first.attempt {
 		replies.Empty(m) // the first attempt may have received something
 		if e.err == nil {
-			replies.Copy(m, e.attempt.bounds.received)
+			replies.Copy(m, e.attempt.bounds().received)
 		}
 	}
 	return e
@@ -51,7 +51,7 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending 
 
 // won commits the stream to the attempt that has won, and returns the result of its RecvMsg.
 func (s *retryStream) won(e ending, m any, ahead bool) error {
-	at := e.attempt.bounds.stream
+	at := e.attempt.bounds().stream
 	s.mu.Lock()
 	s.at = at
 	switch {
@@ -86,9 +86,9 @@ func (s *retryStream) hedge(a *attempt) error {
 	if err != nil {
 		return err
 	}
-	a.bounds.received = s.call.contest.replies.New()
+	a.bounds().received = s.call.contest.replies.New()
 	at.replay()
-	return at.receiveFirst(a.bounds.received)
+	return at.receiveFirst(a.bounds().received)
 }
 
 // receiveFirst receives the first message of an attempt. If that fails, it reads what is known of the attempt, and ends it.
@@ -108,6 +108,6 @@ func (at *streamAttempt) receiveFirst(message any) error {
 
 // drain ends a stream whose first message came too late.
 func (k *contest) drain(a *attempt) {
-	a.bounds.stream.drain(k.replies.New())
-	a.bounds.stream.read(errCut)
+	a.bounds().stream.drain(k.replies.New())
+	a.bounds().stream.read(errCut)
 }

@@ -71,7 +71,8 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	done := false
 	defer c.guard(&done)
 	c.budget, c.spans, c.start = c.open()
-	a := &attempt{Context: c.firstContext(), cc: cc, method: method, number: 1, start: c.start}
+	a := c.newFirst()
+	a.cc, a.method, a.number, a.start = cc, method, 1, c.start
 	a.PeerAddr, c.newest = &a.peer, a
 	r.report.attemptStarted(&c.facts, a)
 	for {
@@ -92,10 +93,10 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
 // is the loop of functions and of calls with a contest; run may make others beside the attempt that it is given.
-func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
+func (c *call) makeAttempts(first *fullAttempt, run func(*attempt) ending) error {
 	done := false
 	defer c.guard(&done)
-	for c.begin(a); ; {
+	for a := c.begin(first); ; {
 		var err error
 		if a, err = c.next(run(a)); a == nil {
 			done = true

@@ -154,7 +154,7 @@ const hedgesBudget = "hedges"
 // retrySent records the wait before an attempt after the first.
 func (m *metrics) retrySent(f *facts, a *attempt) {
 	source := attribute.String(telemetry.AttrWaitSource, a.source.String())
-	m.wait.Record(f.ctx, a.wait.Seconds(), metric.WithAttributes(append(m.row(f).Attributes(), source)...))
+	m.wait.Record(f.ctx, a.extras().wait.Seconds(), metric.WithAttributes(append(m.row(f).Attributes(), source)...))
 }
 
 // budgetRefused counts that the budget of a scope refused an attempt. It does nothing if m is nil.

@@ -68,7 +68,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return c.passStream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
-	s.call.stream, s.first.bounds = s, &s.bounds
+	s.call.stream, s.first.extras.bounds = s, &s.first.bounds
 	s.change.L, s.out.usage = &s.mu, r.usage
 	s.out.queue = s.out.space[:0]
 	r.usage.streams.Add(1)
@@ -77,8 +77,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	var err error
 	s.orCrash(func() {
-		s.call.begin(&s.first)
-		err = s.openFrom(&s.first, nil)
+		err = s.openFrom(s.call.begin(&s.first.fullAttempt), nil)
 	})
 	if err != nil {
 		return nil, err
@@ -100,9 +99,8 @@ type retryStream struct {
 	streamer grpc.Streamer
 
 	// What the first attempt needs is part of the stream, to save allocations.
-	first  attempt
+	first  boundedAttempt
 	opened streamAttempt
-	bounds bounds
 
 	streamState
 }

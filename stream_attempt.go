@@ -234,10 +234,10 @@ func (at *streamAttempt) read(err error) {
 		}
 	}
 	if c.wantsHeader() || c.options.header != nil {
-		at.header, _ = at.stream.Header()
+		at.extras().header, _ = at.stream.Header()
 	}
 	if over && at.refused(err) {
-		at.sighting.Store(sawRefusal)
+		at.extras().sighting.Store(sawRefusal)
 	}
 }
 

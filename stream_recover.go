@@ -44,14 +44,14 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	reported := at.users.hasEnded()
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.leavesRetriesToGRPC())) {
+	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.extras().stopsGRPC || !s.call.leavesRetriesToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	below := ctx.Err() // without mu, because it may be an interceptor's
 	s.mu.Lock()
 	at.stream, s.rest = stream, nil
 	if err == nil {
-		a.bounds.stream = at
+		a.bounds().stream = at
 	}
 	if ended := err != nil || below != nil || a.Err() != nil || isClosed(s.call.cc); reported && !ended {
 		// That was the end of another stream, which an interceptor below has opened before this one.
@@ -132,7 +132,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	s.call.contest.settle(at.attempt)
 	now := time.Now()
-	at.bounds.ended = instantOf(now)
+	at.bounds().ended = instantOf(now)
 	at.read(err) // which may wait
 	s.call.show(at.attempt)
 	if isEOF(err) {

@@ -70,7 +70,7 @@ type streamState struct {
 func (s *streamState) show(a *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at = a.bounds.stream
+	s.at = a.bounds().stream
 }
 
 // isOver reports whether the outcome is known.
@@ -134,6 +134,6 @@ func (s *streamState) cut(a *attempt, replaced bool) bool {
 	if replaced && s.phase >= phaseCommitting {
 		return false
 	}
-	a.bounds.own.Cancel(ErrAttemptTimeout)
+	a.bounds().own.Cancel(ErrAttemptTimeout)
 	return true
 }

@@ -14,9 +14,9 @@ import (
 )
 
 // BenchmarkLimit compares a call that succeeds on its first attempt, through the interceptor alone, with the least that any
-// interceptor must do that knows as much of the call as ours: a record of the same size, a look at the clock and an atomic
-// addition. The record is the attempt's context, its mark among the call options, and the place of its outputs. What is
-// reported as %over is what our rules cost beyond that.
+// interceptor must do that knows as much of the call as ours: a record of 224 bytes, a look at the clock and an atomic addition.
+// The record is the attempt's context, its mark among the call options, and the place of its outputs. What is reported as %over is
+// what our rules cost beyond that. Our own record has 192 bytes by now, because what only other attempts need is elsewhere.
 func BenchmarkLimit(b *testing.B) {
 	eachAlternative(b, []alternative{limit, ours}, perOperation, func(r *alternative) func(times int) {
 		cc, intercept, opts := unconnected(b), r.unary(asUsed), callOptions(false)
@@ -39,7 +39,7 @@ type leastInterceptor struct {
 	calls  atomic.Int64
 }
 
-// A leastRecord has the size of the record of an attempt, and is what that is.
+// A leastRecord is what the record of an attempt is, and has the size that it had when the goal was set.
 type leastRecord struct {
 	context.Context
 	grpc.PeerCallOption

@@ -47,16 +47,17 @@ func TestHeaderReplacesTheCallersValues(t *testing.T) {
 func TestHeaderAsAValue(t *testing.T) {
 	for previous := range 12 {
 		h := Header{previous, true}
-		if _, got := h.Shared(t.Context()); got != (previous < len(sharedHeaders)) {
-			t.Fatalf("%+v is shared: %v, without other metadata", h, got)
+		ctx, added := h.Added(t.Context())
+		if (added != nil) != (previous < len(sharedHeaders)) || added != nil && ctx != t.Context() {
+			t.Fatalf("%+v added to a context without metadata = %v, %v", h, ctx, added)
 		}
-		if _, shared := h.Shared(metadata.NewOutgoingContext(t.Context(), metadata.MD{})); shared {
+		if _, added := h.Added(metadata.NewOutgoingContext(t.Context(), metadata.MD{})); added != nil {
 			t.Errorf("%+v would replace the caller's metadata", h)
 		}
-		if previous >= len(sharedHeaders) {
+		if added == nil {
 			continue
 		}
-		got, _ := metadata.FromOutgoingContext(headed{t.Context(), h})
+		got, _ := metadata.FromOutgoingContext(headed{ctx, added})
 		want, _ := metadata.FromOutgoingContext(h.In(t.Context()))
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v has metadata %v, want %v", h, got, want)
@@ -66,11 +67,11 @@ func TestHeaderAsAValue(t *testing.T) {
 
 type headed struct {
 	context.Context
-	header Header
+	added context.Context
 }
 
 func (c headed) Value(key any) any {
-	if v := c.header.Value(key); v != nil {
+	if v := c.added.Value(key); v != nil {
 		return v
 	}
 	return c.Context.Value(key)

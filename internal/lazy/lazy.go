@@ -6,38 +6,48 @@ import (
 	"sync"
 )
 
-// A Context may be cancelled before its parent is. The context for that is made when it is first asked for its
-// Done: one that nobody waits for costs nothing. The parent is always the same. The zero value is not cancelled. It is
-// safe for concurrent use.
+// A Context may be cancelled before its parent is. That takes a child of the parent, which is made when Done is first called: a
+// Context that nobody waits for costs nothing. It is safe for concurrent use.
 type Context struct {
+	context.Context // the parent; set before the first use
+
 	mu    sync.Mutex
-	ctx   context.Context // guarded by mu; nil until it is needed
+	child context.Context // guarded by mu; nil until it is needed
 	stop  context.CancelCauseFunc
 	cause error // guarded by mu; nil until Cancel
 }
 
-// Child returns the context itself, a child of its parent.
-func (c *Context) Child(parent context.Context) context.Context {
+// Done implements [context.Context].
+func (c *Context) Done() <-chan struct{} { return c.made().Done() }
+
+// Err implements [context.Context].
+func (c *Context) Err() error { return c.current().Err() }
+
+// Value implements [context.Context].
+func (c *Context) Value(key any) any { return c.current().Value(key) }
+
+// made returns the child.
+func (c *Context) made() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx == nil {
-		c.ctx, c.stop = context.WithCancelCause(parent)
+	if c.child == nil {
+		c.child, c.stop = context.WithCancelCause(c.Context)
 		if c.cause != nil {
 			c.stop(c.cause)
 		}
 	}
-	return c.ctx
+	return c.child
 }
 
-// Current returns a context for values and errors: the child or, as long as that would return the same, the parent.
-func (c *Context) Current(parent context.Context) context.Context {
+// current returns the child or, as long as that would say the same, the parent.
+func (c *Context) current() context.Context {
 	c.mu.Lock()
-	same := c.ctx == nil && c.cause == nil
+	same := c.child == nil && c.cause == nil
 	c.mu.Unlock()
 	if same {
-		return parent
+		return c.Context
 	}
-	return c.Child(parent)
+	return c.made()
 }
 
 // Cancel cancels the context because of cause, unless it is cancelled already.
