@@ -45,6 +45,13 @@ func TestRecordsAreSmall(t *testing.T) {
 	if got := unsafe.Sizeof(fullAttempt{}); got > 256 {
 		t.Errorf("an attempt with extras takes %d bytes, want at most 256", got)
 	}
+	for name, got := range map[string]uintptr{
+		"a stream": unsafe.Sizeof(retryStream{}), "a unary call with a contest": unsafe.Sizeof(contestedUnary{}),
+	} {
+		if got > 1016 {
+			t.Errorf("%s takes %d bytes, want at most 1,016", name, got)
+		}
+	}
 	if got := unsafe.Sizeof(cold{}); got > 512 {
 		t.Errorf("the cold part of a call takes %d bytes, want at most 512", got)
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/errtype"
+	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
@@ -125,8 +126,8 @@ func (a *attempt) triedList() *tried.List {
 // extras are what an attempt has unless it is the first of a unary call and needs none of them, as most are: that saves a success
 // 15 ns. They are the attempt's context.
 type extras struct {
-	context.Context                 // the caller's, with what the server must know about the attempt; or within bounds
-	added           context.Context // has values that come before these, see layers.Header; nil for none
+	context.Context                // the caller's, with what the server must know about the attempt; or that of bounds
+	added           *layers.Shared // has values that come before these; nil for none
 
 	wait      time.Duration
 	repeats   uint8         // at most 255
@@ -138,10 +139,8 @@ type extras struct {
 
 // Value implements [context.Context].
 func (x *extras) Value(key any) any {
-	if x.added != nil {
-		if v := x.added.Value(key); v != nil {
-			return v
-		}
+	if v := x.added.Value(key); v != nil {
+		return v
 	}
 	return x.Context.Value(key)
 }
@@ -152,12 +151,12 @@ type fullAttempt struct {
 	extras  extras
 }
 
-// in returns the attempt, whose context is ctx, with the extras and within the bounds.
-func (f *fullAttempt) in(ctx context.Context) *attempt {
-	if b := f.extras.bounds; b != nil {
-		b.own.Context, ctx = ctx, &b.own
+// join gives the attempt its extras, and these bounds unless b is nil.
+func (f *fullAttempt) join(b *bounds) *attempt {
+	if f.extras.bounds = b; b != nil {
+		f.extras.Context = &b.own
 	}
-	f.extras.Context, f.attempt.Context = ctx, &f.extras
+	f.attempt.Context = &f.extras
 	return &f.attempt
 }
 
@@ -165,6 +164,20 @@ func (f *fullAttempt) in(ctx context.Context) *attempt {
 type boundedAttempt struct {
 	fullAttempt
 	bounds bounds
+}
+
+func (b *boundedAttempt) join() *attempt { return b.fullAttempt.join(&b.bounds) }
+
+// in puts the attempt, with its extras and bounds if it has any, into a context.
+func (a *attempt) in(ctx context.Context) {
+	switch x := a.extras(); {
+	case x == nil:
+		a.Context = ctx
+	case x.bounds == nil:
+		x.Context = ctx
+	default:
+		x.bounds.own.Context = ctx
+	}
 }
 
 // extras returns the attempt's extras, nil if it has none.
@@ -286,17 +299,14 @@ func (a *attempt) asStarted(now time.Time) (info Attempt) {
 	return info
 }
 
-// describe fills in what is known of the attempt after it has ended with err.
-func (a *attempt) describe(info *Attempt, err error, now time.Time) {
+// describe fills in what is known of the attempt after it has ended with err and with a header.
+func (a *attempt) describe(info *Attempt, err error, header metadata.MD, now time.Time) {
 	a.describeStart(info, now)
 	info.Duration = now.Sub(info.Start)
-	if x := a.extras(); x != nil {
-		info.Header = x.header
-		if x.bounds != nil && x.bounds.ended != 0 {
-			info.Duration = x.bounds.ended.Sub(a.start)
-		}
+	if b := a.bounds(); b != nil && b.ended != 0 {
+		info.Duration = b.ended.Sub(a.start)
 	}
-	info.Err, info.Trailer, info.Peer = err, a.trailer, a.peer.Addr
+	info.Err, info.Header, info.Trailer, info.Peer = err, header, a.trailer, a.peer.Addr
 	info.late = a.isLate() && !a.isCut()
 }
 

@@ -21,8 +21,8 @@ func (c *call) succeed(a *attempt) {
 		c.stream.ending(nil)
 	}
 	if a.number > 1 || c.retrier.report.watches(&c.facts) {
-		c.collect(a)
-		c.retrier.report.callSucceeded(&c.facts, c.history(), a)
+		header := c.collect(a)
+		c.retrier.report.callSucceeded(&c.facts, c.history(), a, header)
 	}
 	if c.limit != nil || c.options.mixed {
 		c.finish(nil)
@@ -164,11 +164,14 @@ func (h *history) all(more ...Attempt) []Attempt {
 	return all
 }
 
-// headerOf returns the header of the attempt with a number, if that is among these.
-func (h *history) headerOf(number int32) metadata.MD {
-	for _, a := range h.all() {
-		if a.Number == int(number) {
-			return a.Header
+// headerOf returns the header of an attempt that has ended. One without extras is among the call's failed attempts.
+func (c *call) headerOf(a *attempt) metadata.MD {
+	if x := a.extras(); x != nil {
+		return x.header
+	}
+	for _, failed := range c.history().all() {
+		if failed.Number == int(a.number) {
+			return failed.Header
 		}
 	}
 	return nil

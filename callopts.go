@@ -155,32 +155,37 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 // gRPC three allocations.
 func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 
-// collect copies the header and trailer of an attempt that has ended, if gRPC wrote them to a unary caller's own variables. An
-// attempt without extras has no place for the header, so describe takes it from there.
-func (c *rpc) collect(a *attempt) {
+// collect completes an attempt that has ended with what gRPC wrote to a unary caller's own variables. It returns the header, for which
+// an attempt without extras has no place.
+func (c *rpc) collect(a *attempt) (header metadata.MD) {
+	x := a.extras()
+	if x != nil {
+		header = x.header
+	}
 	if c.ownOutputs(a) {
-		return
+		return header
 	}
 	if c.options.trailer != nil {
 		a.trailer = *c.options.trailer
 	}
-	if x := a.extras(); x != nil && c.options.header != nil {
-		x.header = *c.options.header
-		if a.number > 1 {
-			c.options.set(a, x.header) // the caller's header gets the number of previous attempts
-		}
+	if c.options.header == nil {
+		return header
 	}
+	header = *c.options.header
+	if x != nil {
+		x.header = header
+	}
+	if a.number > 1 {
+		c.options.set(a, header) // the caller's header gets the number of previous attempts
+	}
+	return header
 }
 
 // show makes an attempt that has ended the one that the application sees: its header, trailer and peer are copied to the
 // caller's outputs, and are those of the stream.
 func (c *call) show(a *attempt) {
 	if c.options.outputs() {
-		header := c.history().headerOf(a.number)
-		if x := a.extras(); x != nil {
-			header = x.header
-		}
-		c.options.set(a, header)
+		c.options.set(a, c.headerOf(a))
 	}
 	if c.stream != nil {
 		c.stream.show(a)

@@ -206,7 +206,7 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 		a.measure(c.learner, true)
 	}
 	var info Attempt
-	a.describe(&info, errHedgeLost, now)
+	a.describe(&info, errHedgeLost, a.extras().header, now)
 	c.history().keep(&info)
 	c.retrier.report.attemptLost(&c.facts, &info)
 }
@@ -497,7 +497,6 @@ type contested struct {
 // set starts a contested call from c.
 func (u *contested) set(c *call) {
 	u.call = *c
-	u.first.extras.bounds = &u.first.bounds
 	u.contest.join(&u.call)
 }
 
@@ -515,7 +514,7 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.mode == modeHedged {
 		u.contest.rival, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	return u.call.makeAttempts(&u.first.fullAttempt, u.race)
+	return u.call.makeAttempts(u.first.join(), u.race)
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others

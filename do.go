@@ -77,11 +77,11 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 	if c.isContested() {
 		u := &contested{}
 		u.set(&c)
-		return u.call.makeAttempts(&u.first.fullAttempt, func(a *attempt) ending {
+		return u.call.makeAttempts(u.first.join(), func(a *attempt) ending {
 			return u.contest.race(a, func(a *attempt) error { return f(a) })
 		})
 	}
-	return c.makeAttempts(&fullAttempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
+	return c.makeAttempts(&attempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
 // Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;

@@ -93,10 +93,10 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
 // is the loop of functions and of calls with a contest; run may make others beside the attempt that it is given.
-func (c *call) makeAttempts(first *fullAttempt, run func(*attempt) ending) error {
+func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
 	done := false
 	defer c.guard(&done)
-	for a := c.begin(first); ; {
+	for c.begin(a); ; {
 		var err error
 		if a, err = c.next(run(a)); a == nil {
 			done = true

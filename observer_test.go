@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -126,4 +129,25 @@ func TestObserveAddsAndTakesAway(t *testing.T) {
 	if want := append(append(slices.Clone(once), "later call_end"), once...); !slices.Equal(seen, want) {
 		t.Errorf("observers saw %q, want %q", seen, want)
 	}
+}
+
+// The caller's variable has the header of a call that had no observer when it started.
+func TestAnObserverThatIsAddedDuringACallSeesTheHeader(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok().withHeader("k", "v").after(second)))
+		r := retrierOf(t)
+		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		var seen []EventKind
+		time.AfterFunc(second/2, func() {
+			r.report.observers.list.Add(func(_ context.Context, e Event) {
+				if seen = append(seen, e.Kind); first(e.Attempt.Header.Get("k")) != "v" {
+					t.Errorf("%s has the header %v", e.Kind, e.Attempt.Header)
+				}
+			})
+		})
+		client.Echo(t.Context(), request(), grpc.Header(new(metadata.MD)))
+		if want := []EventKind{AttemptEnd, CallEnd}; !slices.Equal(seen, want) {
+			t.Errorf("the observer saw %q, want %q", seen, want)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
@@ -180,11 +181,11 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 }
 
 // callSucceeded reports the attempt that succeeded, and with it the call.
-func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
+func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, header metadata.MD) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
 		var ended Attempt
-		a.describe(&ended, nil, now)
+		a.describe(&ended, nil, header, now)
 		f.spans.attemptEnded(f, &ended, instruments.DecisionSuccess)
 		if r.observed() {
 			var all []Attempt

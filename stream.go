@@ -68,7 +68,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return c.passStream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
-	s.call.stream, s.first.extras.bounds = s, &s.first.bounds
+	s.call.stream = s
 	s.change.L, s.out.usage = &s.mu, r.usage
 	s.out.queue = s.out.space[:0]
 	r.usage.streams.Add(1)
@@ -77,7 +77,9 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	var err error
 	s.orCrash(func() {
-		err = s.openFrom(s.call.begin(&s.first.fullAttempt), nil)
+		a := s.first.join()
+		s.call.begin(a)
+		err = s.openFrom(a, nil)
 	})
 	if err != nil {
 		return nil, err

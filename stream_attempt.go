@@ -21,15 +21,15 @@ type streamAttempt struct {
 	stream grpc.ClientStream
 	unread peer.Peer // written by gRPC, on any goroutine, so that it is read from the stream's context instead
 
+	users users
+
 	// The fields below are guarded by the stream's mu.
-	sent       int    // entries of the outbox that were handed to the stream
-	sender     sender // who may hand it the next one
+	sender     sender // who may hand it the next entry of the outbox
 	hasMessage bool   // RecvMsg has returned a message; the goroutine that receives reads it without mu
 	received   bool   // RecvMsg has returned the end
+	sent       int    // entries of the outbox that were handed to the stream
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
-
-	users users
 }
 
 // users counts the goroutines that have entered a method of an attempt's stream without mu, which would cost each message two locks.

@@ -48,7 +48,6 @@ type streamState struct {
 
 	mu     sync.Mutex // guards the fields below; never held during an RPC, a wait or a callback
 	change sync.Cond  // of these fields; uses mu
-	phase  phase
 	out    outbox
 
 	// The attempt in use; while recovering, the one that has failed; at the end, the one whose result the call
@@ -61,8 +60,9 @@ type streamState struct {
 	// that receives judges a failure, because it alone learns the status.
 	receiving, heading, sending int32
 
-	ahead any   // the first message of a hedged stream, received to know whose headers to return; nil for none
+	phase phase
 	bind  bool  // commit to the attempt that follows: Context or Trailer was called
+	ahead any   // the first message of a hedged stream, received to know whose headers to return; nil for none
 	final error // when ending or ended: the error that RecvMsg returns
 }
 

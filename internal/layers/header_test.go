@@ -67,7 +67,7 @@ func TestHeaderAsAValue(t *testing.T) {
 
 type headed struct {
 	context.Context
-	added context.Context
+	added *Shared
 }
 
 func (c headed) Value(key any) any {
