@@ -96,6 +96,7 @@ var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying"
 
 // crashed ends a call when one of the application's callbacks panics, or ends its goroutine.
 func (c *call) crashed() {
+	defer c.endCrashed() // also if the callback, which is asked to deposit, panics again
 	if c.contest != nil {
 		c.contest.abandon()
 	}
@@ -107,6 +108,10 @@ func (c *call) crashed() {
 		}
 	}
 	c.plan().leave()
+}
+
+// endCrashed ends a call after a panic.
+func (c *call) endCrashed() {
 	if c.stream != nil {
 		c.stream.ending(errPanicked)
 		c.stream.conclude()

@@ -161,7 +161,8 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 type HedgeDelay interface {
 	// Delay returns how long a call to method, "/pkg.Service/Method", that starts at the time now
 	// waits without a success before it sends its next attempt; d is at least 0, and holds for all
-	// attempts of the call. If ok is false, the call is not hedged.
+	// attempts of the call. If ok is false, the call is not hedged. If it panics, the call has not begun, and its
+	// OnFinish does not run.
 	Delay(method string, now time.Time) (d time.Duration, ok bool)
 	// Answered receives how long the first attempt of a call took to succeed, also if the call
 	// was not hedged because there was no delay. If lost, the attempt was cancelled after that

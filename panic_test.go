@@ -499,3 +499,28 @@ func TestAPanicThatCreatesABudget(t *testing.T) {
 		}
 	}
 }
+
+type panickyBudget struct{ Budget }
+
+func (panickyBudget) Deposit(Outcome) { panic(errBomb) }
+
+// A callback may panic each time. Then budgets may be missing what they were to be told, but the call ends.
+func TestABudgetThatAlwaysPanics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t, WithHedging(Hedging{Delay: HedgeAfter(second), Budget: panickyBudget{Unlimited}, AllMethodsAreSafe: true}))
+		finished := 0
+		app := openOn(t, serveScripts(t, "recv a; hang", "recv a; send 1").conn(t, r.DialOptions()...), serverStream,
+			grpc.OnFinish(func(error) { finished++ }))
+		app.play(t, "send a; close")
+		func() {
+			defer func() { recover() }()
+			app.stream.RecvMsg(new(echov1.EchoResponse))
+		}()
+		if synctest.Wait(); finished != 1 {
+			t.Errorf("OnFinish ran %d times, want once", finished)
+		}
+		if err := app.stream.RecvMsg(new(echov1.EchoResponse)); err != errPanicked {
+			t.Errorf("the next RecvMsg = %v, want %v", err, errPanicked)
+		}
+	})
+}

@@ -1,7 +1,9 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"io"
 	"sync/atomic"
 	"time"
@@ -84,18 +86,19 @@ func (at *streamAttempt) endsWell() {
 	}
 }
 
-// abandon ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an
-// interceptor below fails.
+// abandon ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an interceptor below panics.
+// If gRPC has reported another end before, that is the attempt's end, and messages may have been kept back below.
 func (at *streamAttempt) abandon(err error) {
 	s := at.of
 	s.mu.Lock()
-	ended := at.end != nil // then gRPC knows best, and an interceptor below may have kept messages back
+	ended := at.end != nil
+	told := !ended || errors.Is(at.end, err) || errors.Is(errPanicked, err)
 	if at.broken == nil && !ended {
 		at.broken = err
 	}
 	s.change.Broadcast() // a Header may wait for a RecvMsg that has panicked
 	s.mu.Unlock()
-	at.noticed(true)
+	at.noticed(told)
 	if !ended {
 		at.release() // wakes up the goroutine that receives
 	}
@@ -108,13 +111,16 @@ func (at *streamAttempt) noticed(told bool) {
 	over := at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
 	err := at.certainEnd(told || over)
+	if told {
+		err = cmp.Or(err, at.end)
+	}
 	switch bound, used := s.isBound() && s.at == at, s.uses(at); {
 	case err != nil && bound:
 		s.mu.Unlock()
 		s.end(at, err)
 		return
 	case err != nil && used && !s.isAwaited():
-		if at.broken == nil && !at.isCut() && (over || isContextEnd(err) || s.call.policy.dryRun) {
+		if at.broken == nil && !at.isCut() && (told || over || isContextEnd(err) || s.call.policy.dryRun) {
 			s.rest = at
 		}
 		s.recover(at, err)

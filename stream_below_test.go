@@ -281,28 +281,100 @@ func (s *aheadStream) RecvMsg(m any) error {
 	}
 }
 
-// What was kept back when the stream ended is not lost because of a message that cannot be sent.
+// What was kept back when the stream ended is not lost because of a message that cannot be sent, and SendMsg returns at once.
 func TestKeptMessagesSurviveAMessageThatCannotBeSent(t *testing.T) {
-	for _, script := range []string{
-		"send a; wait 1s; recv 1; unsendable; wait 1s; recv 2; recv EOF",
-		"send a; context; wait 1s; unsendable; wait 1s; recv 1; recv 2; recv EOF",
+	const well, badly = "recv a; send 1; send 2", "recv a; send 1; send 2; fail DATA_LOSS"
+	for _, tt := range []struct {
+		server, app string
+		finish      codes.Code
+	}{
+		{well, "send a; wait 1s; recv 1; unsendable; wait 1s; recv 2; recv EOF", codes.OK},
+		{well, "send a; context; wait 1s; unsendable; wait 1s; recv 1; recv 2; recv EOF", codes.OK},
+		{well, "send a; wait 1s; oversized; wait 1s; recv 1; recv 2; recv EOF", codes.OK},
+		{badly, "send a; wait 1s; oversized; wait 1s; recv 1; recv 2; recv DATA_LOSS", codes.DataLoss},
+		{badly, "send a; context; wait 1s; oversized; wait 1s; recv 1; recv 2; recv DATA_LOSS", codes.DataLoss},
 	} {
-		t.Run(script, func(t *testing.T) {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+			t.Run(fmt.Sprintf("%s/%s/%s", tt.server, tt.app, name), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					cc := serveScripts(t, tt.server).conn(t, append(opts, sendLimit,
+						belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+							s, err := next(ctx)
+							return &eagerStream{aheadStream{ClientStream: s, ctx: ctx}}, err
+						}))...)
+					finished, start := "not", time.Now()
+					app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+					app.play(t, tt.app)
+					if synctest.Wait(); finished != tt.finish.String() || time.Since(start) > 2*second {
+						t.Errorf("OnFinish: %s after %v, want %v", finished, time.Since(start), tt.finish)
+					}
+				})
+			})
+		}
+	}
+}
+
+// sendLimit is what an "oversized" message exceeds, which fits into the buffer for a replay.
+var sendLimit = grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(100))
+
+// What had arrived before a message that cannot be sent is for the application, whether or not that could be kept.
+func TestWhatHadArrivedBeforeAMessageThatCannotBeSent(t *testing.T) {
+	for _, script := range []string{
+		"send a; wait 1s; oversized; recv 1; recv RESOURCE_EXHAUSTED", "send a; context; wait 1s; oversized; recv 1; recv RESOURCE_EXHAUSTED",
+		"send a; wait 1s; unsendable; recv 1; recv INTERNAL", "send a; context; wait 1s; unsendable; recv 1; recv INTERNAL",
+	} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+			t.Run(script+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					openOn(t, serveScripts(t, "recv a; send 1; hang").conn(t, append(opts, sendLimit)...), bidiStream).play(t, script)
+				})
+			})
+		}
+	}
+}
+
+// Header may be receiving ahead when SendMsg fails.
+func TestAMessageThatCannotBeSentWhileHeaderWaits(t *testing.T) {
+	for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				cc := serveScripts(t, "recv a; send 1; send 2").conn(t, append(DialOptions(steady),
-					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
-						s, err := next(ctx)
-						return &eagerStream{aheadStream{ClientStream: s, ctx: ctx}}, err
-					}))...)
-				finished := "not"
-				app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
-				app.play(t, script)
-				if synctest.Wait(); finished != "OK" {
-					t.Errorf("OnFinish: %s, want OK", finished)
-				}
+				cc := serveScripts(t, "recv a; hang").conn(t, append(opts, sendLimit,
+					below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s} }))...)
+				app := openOn(t, cc, bidiStream)
+				app.play(t, "send a")
+				var group sync.WaitGroup
+				group.Go(func() { app.stream.Header() })
+				app.play(t, "wait 1s; oversized")
+				group.Wait()
 			})
 		})
 	}
+}
+
+// A RecvMsg that panics after the end leaves nothing open.
+func TestAPanicAfterTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t, steady)
+		cc := serveScripts(t, "recv a").conn(t, append(r.DialOptions(), below(func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, recv: func(m any) error {
+				if err := s.RecvMsg(m); !isEOF(err) {
+					return err
+				}
+				panic("below")
+			}}
+		}))...)
+		finished := "not"
+		app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+		app.play(t, "send a; close")
+		func() {
+			defer func() { recover() }()
+			app.stream.RecvMsg(new(echov1.EchoResponse))
+		}()
+		if synctest.Wait(); finished != "OK" {
+			t.Errorf("OnFinish: %s, want OK", finished)
+		}
+		wantUsage(t, "after the panic", r, inside.Usage{})
+	})
 }
 
 // An eagerStream receives everything after the first message was sent.

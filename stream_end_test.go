@@ -377,7 +377,7 @@ func TestNoMessageFollowsAnError(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		app.play(t, "send a; wait 1ms; try too long a message; recv RESOURCE_EXHAUSTED; cancel; wait 1ms; recv RESOURCE_EXHAUSTED")
+		app.play(t, "send a; wait 1ms; try too long a message; recv 1; recv RESOURCE_EXHAUSTED; cancel; wait 1ms; recv RESOURCE_EXHAUSTED")
 	})
 }
 

@@ -123,6 +123,10 @@ func (app *application) play(t *testing.T, steps string) {
 			if err := app.stream.SendMsg("not a message"); status.Code(err) != codes.Internal {
 				t.Errorf("application: %s: got %v", step, err)
 			}
+		case "oversized": // for oversizedAt
+			if err := app.stream.SendMsg(&echov1.EchoRequest{Message: strings.Repeat("x", 200)}); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("application: %s: got %v", step, err)
+			}
 		case "try":
 			app.stream.SendMsg(&echov1.EchoRequest{Message: arg})
 		case "close":

@@ -184,7 +184,12 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 	}
 	defer s.mu.Unlock()
-	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering) {
+	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
+		if s.uses(at) && at.end != nil && !s.isAwaited() { // as it was before, so that only RecvMsg can tell
+			s.bindTo(at)
+			s.mu.Lock()
+			continue
+		}
 		s.change.Wait() // for the goroutine that judges the failure
 	}
 	if !s.isOver() && !(s.isBound() && s.at == at) {

@@ -54,7 +54,7 @@ type streamState struct {
 	// returns. It is nil if that attempt has no stream.
 	at *streamAttempt
 
-	rest *streamAttempt // has ended the call while the application was in no method, and may still have messages for it; nil for none
+	rest *streamAttempt // has ended the call while the application received nothing, and may still have messages for it; nil for none
 
 	// The numbers of the application's goroutines that receive from an attempt, ask for its headers, or send. The one
 	// that receives judges a failure, because it alone learns the status.
