@@ -169,10 +169,10 @@ func (h *history) all(more ...Attempt) []Attempt {
 	return all
 }
 
-// headerOf returns the header of an attempt that has ended. One without extras is among the call's failed attempts.
+// headerOf returns the header of an attempt that has ended. One without outputs of its own is among the call's failed attempts.
 func (c *call) headerOf(a *attempt) metadata.MD {
-	if x := a.extras(); x != nil {
-		return x.header
+	if c.ownOutputs(a) {
+		return a.extras().header
 	}
 	for _, failed := range c.history().all() {
 		if failed.Number == int(a.number) {

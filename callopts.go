@@ -155,11 +155,10 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 // gRPC three allocations.
 func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 
-// collect completes an attempt that has ended with what gRPC wrote to a unary caller's own variables. It returns the header, for which
-// an attempt without extras has no place.
+// collect completes an attempt that has ended with the trailer, if gRPC wrote that to a unary caller's own variable. It returns the
+// header, for which an attempt without extras has no place.
 func (c *rpc) collect(a *attempt) (header metadata.MD) {
-	x := a.extras()
-	if x != nil {
+	if x := a.extras(); x != nil {
 		header = x.header
 	}
 	if c.ownOutputs(a) {
@@ -172,9 +171,6 @@ func (c *rpc) collect(a *attempt) (header metadata.MD) {
 		return header
 	}
 	header = *c.options.header
-	if x != nil {
-		x.header = header
-	}
 	if a.number > 1 {
 		c.options.set(a, header) // the caller's header gets the number of previous attempts
 	}

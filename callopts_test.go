@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 func TestHeaderTrailerAndPeerAreOfTheReturnedAttempt(t *testing.T) {
@@ -29,6 +31,8 @@ func TestHeaderTrailerAndPeerAreOfTheReturnedAttempt(t *testing.T) {
 			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok()), "", ""},
 		{"the last failure", []Option{WithMaxAttempts(2)},
 			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), unavailable().withTrailer("k", "two")), "", "two"},
+		{"a failure before a timeout", []Option{WithMaxAttempts(2), WithAttemptTimeout(second)},
+			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok().after(time.Minute)), "one", "one"},
 		{"at once", nil, script(ok().withHeader("k", "one").withTrailer("k", "one")), "one", "one"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -53,6 +57,20 @@ func TestHeaderTrailerAndPeerAreOfTheReturnedAttempt(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestHeaderAndTrailerOfAFailureBeforeTheClientConnIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok().after(time.Minute)))
+		cc := server.conn(t, DialOptions(steady)...)
+		time.AfterFunc(5*second, func() { cc.Close() })
+		var header, trailer metadata.MD
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer))
+		wantStop(t, err, codes.Unavailable, errConnClosed, 2)
+		if first(header.Get("k")) != "one" || first(trailer.Get("k")) != "one" {
+			t.Errorf("the caller sees header %v and trailer %v, want those of the failure that the call has ended with", header, trailer)
+		}
+	})
 }
 
 func TestAnAttemptThatReachesNoServerShowsNoneOfTheOneBefore(t *testing.T) {

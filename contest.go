@@ -232,7 +232,6 @@ func (k *contest) cancelOpen() {
 	for _, a := range k.open {
 		a.bounds().own.Cancel(ErrHedgeLost)
 	}
-	k.call.plan().leave() // the last step, because the budget may panic
 }
 
 // tick runs on the timer's goroutine: something may be due.
@@ -445,26 +444,20 @@ func (k *contest) repanic() {
 	}
 }
 
-// crash cancels the attempts in flight after a panic on the caller's goroutine.
-func (k *contest) crash() {
-	k.turn.Take()
-	defer k.turn.Give()
-	k.crashed = true
-	k.timer.Stop() // it would keep the call
-	k.cancelOpen()
-}
-
 // abandon ends the contest after a panic on the caller's goroutine. From then on nothing but the budgets
 // receives a report.
 func (k *contest) abandon() {
-	k.crash()
+	k.turn.Take()
+	k.crashed = true
+	k.timer.Stop() // it would keep the call
+	k.cancelOpen()
+	k.turn.Give()
 	k.hedges.Wait()
 	k.turn.Take()
 	defer k.turn.Give()
 	for _, a := range k.open { // it was on the caller's goroutine
 		k.forget(a)
 	}
-	k.open = nil // so that nothing starts the timer again
 	if k.end.attempt != nil {
 		k.forget(k.end.attempt)
 	}

@@ -92,7 +92,7 @@ func (at *streamAttempt) abandon(err error) {
 	s := at.of
 	s.mu.Lock()
 	ended := at.end != nil
-	told := !ended || errors.Is(at.end, err) || errors.Is(errPanicked, err)
+	told := errors.Is(at.end, err) || errors.Is(errPanicked, err)
 	if at.broken == nil && !ended {
 		at.broken = err
 	}

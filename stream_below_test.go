@@ -317,6 +317,28 @@ func TestKeptMessagesSurviveAMessageThatCannotBeSent(t *testing.T) {
 // sendLimit is what an "oversized" message exceeds, which fits into the buffer for a replay.
 var sendLimit = grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(100))
 
+// An attempt's SendMsg may still be running when another goroutine finds the attempt failed, and fail for a reason of its own.
+func TestASendMsgThatFailsWhileAnotherAttemptIsAwaited(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		cc := serveScripts(t, "wait 1s; fail UNAVAILABLE", "recv a; send 1").conn(t, append(DialOptions(WithBackoff(Constant(2*second))),
+			belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+				s, err := next(ctx)
+				if a, _ := AttemptFromContext(ctx); a.Number > 1 {
+					return s, err
+				}
+				return &hookedStream{ClientStream: s, send: func(any) error {
+					time.Sleep(2 * second)
+					return status.Error(codes.Internal, "below")
+				}}, err
+			}))...)
+		app := openOn(t, cc, bidiStream)
+		var group sync.WaitGroup
+		group.Go(func() { app.play(t, "send a; close") })
+		app.play(t, "recv 1; recv EOF")
+		group.Wait()
+	})
+}
+
 // What had arrived before a message that cannot be sent is for the application, whether or not that could be kept.
 func TestWhatHadArrivedBeforeAMessageThatCannotBeSent(t *testing.T) {
 	for _, script := range []string{
