@@ -112,6 +112,7 @@ func (c *call) crashed() {
 
 // endCrashed ends a call after a panic.
 func (c *call) endCrashed() {
+	defer c.finish(errPanicked) // also if the span panics again
 	if c.stream != nil {
 		c.stream.ending(errPanicked)
 		c.stream.conclude()
@@ -121,7 +122,6 @@ func (c *call) endCrashed() {
 		made = int(p.made)
 	}
 	c.retrier.report.callCrashed(&c.facts, made)
-	c.finish(errPanicked)
 }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline

@@ -524,3 +524,35 @@ func TestABudgetThatAlwaysPanics(t *testing.T) {
 		}
 	})
 }
+
+type panickySpan struct{ noop.Span }
+
+func (panickySpan) IsRecording() bool              { return true }
+func (panickySpan) End(...oteltrace.SpanEndOption) { panic(errBomb) }
+
+type panickyTracer struct{ noop.Tracer }
+
+func (panickyTracer) Start(ctx context.Context, _ string, _ ...oteltrace.SpanStartOption) (context.Context, oteltrace.Span) {
+	return oteltrace.ContextWithSpan(ctx, panickySpan{}), panickySpan{}
+}
+
+type panickyTracers struct{ noop.TracerProvider }
+
+func (panickyTracers) Tracer(string, ...oteltrace.TracerOption) oteltrace.Tracer {
+	return panickyTracer{}
+}
+
+func TestASpanThatAlwaysPanics(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		server := serveStreams(t, func(int, grpc.ServerStream) error { return errUnavailable })
+		cc := server.conn(t, DialOptions(steady, WithCallSpan(true), WithTracerProvider(panickyTracers{}))...)
+		finished := 0
+		func() {
+			defer func() { recover() }()
+			kind.call(t.Context(), cc, anyMethod, grpc.OnFinish(func(error) { finished++ }))
+		}()
+		if synctest.Wait(); finished != 1 {
+			t.Errorf("OnFinish ran %d times, want once", finished)
+		}
+	})
+}

@@ -45,7 +45,7 @@ import (
 // The stream that an interceptor below returns must have gRPC's Context, or one that comes from it, because that knows the peer.
 // An interceptor that opens another stream in its place, with the same options, must have seen the end of the first. One that
 // receives ahead of the application loses the messages that it has kept back if the server itself ends the stream with CANCELED or
-// DEADLINE_EXCEEDED, which look like the end of a context, or if the application sends a message that cannot be kept.
+// DEADLINE_EXCEEDED, which look like the end of a context, or if the application sends a message that cannot be kept or sent.
 //
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for

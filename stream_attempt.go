@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"sync/atomic"
 	"time"
@@ -87,18 +86,17 @@ func (at *streamAttempt) endsWell() {
 }
 
 // abandon ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an interceptor below panics.
-// If gRPC has reported another end before, that is the attempt's end, and messages may have been kept back below.
-func (at *streamAttempt) abandon(err error) {
+// If gRPC has reported an end, that is the attempt's; if it had done so before, messages may have been kept back below.
+func (at *streamAttempt) abandon(err error, before bool) {
 	s := at.of
 	s.mu.Lock()
 	ended := at.end != nil
-	told := errors.Is(at.end, err) || errors.Is(errPanicked, err)
 	if at.broken == nil && !ended {
 		at.broken = err
 	}
 	s.change.Broadcast() // a Header may wait for a RecvMsg that has panicked
 	s.mu.Unlock()
-	at.noticed(told)
+	at.noticed(!before)
 	if !ended {
 		at.release() // wakes up the goroutine that receives
 	}

@@ -339,6 +339,58 @@ func TestASendMsgThatFailsWhileAnotherAttemptIsAwaited(t *testing.T) {
 	})
 }
 
+// An interceptor may say in its own words why a message cannot be sent. The call ends all the same.
+func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
+	for name, plain := range map[string]bool{"plain": true, "retried": false} {
+		for _, script := range []string{"oversized", "context; oversized", "send a; wait 1s; oversized", "send a; recv 1; oversized"} {
+			t.Run(script+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					r := retrierOf(t, steady)
+					opts := r.DialOptions()
+					if plain {
+						opts = nil
+					}
+					cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(opts, sendLimit, below(func(s grpc.ClientStream) grpc.ClientStream {
+						return &hookedStream{ClientStream: s, send: func(m any) error {
+							err := s.SendMsg(m)
+							if err != nil && !isEOF(err) {
+								err = fmt.Errorf("sending: %w", err)
+							}
+							return err
+						}}
+					}))...)
+					finished := "not"
+					openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() })).play(t, script)
+					if synctest.Wait(); finished != "ResourceExhausted" {
+						t.Errorf("OnFinish: %s, want ResourceExhausted", finished)
+					}
+					wantUsage(t, "after SendMsg has failed", r, inside.Usage{})
+				})
+			})
+		}
+	}
+}
+
+// An interceptor that receives ahead, and looks at its context, may or may not have a message for the application when the call has
+// ended. Nothing but the call's error follows an error.
+func TestNothingFollowsTheErrorOfACallThatSendMsgHasEnded(t *testing.T) {
+	for _, before := range []string{"send a", "send a; context", "send a; header"} {
+		for range 20 { // the interceptor's choice is random
+			bubble(t, func(t *testing.T) {
+				cc := serveScripts(t, "recv a; header; send 1; hang").conn(t, append(DialOptions(steady), sendLimit,
+					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+						s, err := next(ctx)
+						return &eagerStream{aheadStream{ClientStream: s, ctx: ctx}}, err
+					}))...)
+				app := openOn(t, cc, bidiStream)
+				app.play(t, before+"; wait 1s; oversized")
+				app.stream.RecvMsg(new(echov1.EchoResponse))
+				app.play(t, "recv RESOURCE_EXHAUSTED; recv RESOURCE_EXHAUSTED")
+			})
+		}
+	}
+}
+
 // What had arrived before a message that cannot be sent is for the application, whether or not that could be kept.
 func TestWhatHadArrivedBeforeAMessageThatCannotBeSent(t *testing.T) {
 	for _, script := range []string{

@@ -381,6 +381,18 @@ func TestNoMessageFollowsAnError(t *testing.T) {
 	})
 }
 
+// A server may respond twice to a client stream.
+func TestTheErrorOfASecondResponseStays(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		app := openOn(t, serveScripts(t, "header; recv a; send 1; send 2").conn(t, DialOptions(steady)...), clientStream)
+		app.play(t, "send a; header; wait 1s")
+		once, again := app.stream.RecvMsg(new(echov1.EchoResponse)), app.stream.RecvMsg(new(echov1.EchoResponse))
+		if status.Code(once) != codes.Internal || again != once {
+			t.Errorf("RecvMsg = %v, then %v, want one error twice", once, again)
+		}
+	})
+}
+
 // A classifier panics when a stream's attempt is overdue, on a goroutine of ours, while the application becomes bound to the stream.
 func TestAPanicAtTheTimeoutOfAStreamThatCommitsMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {

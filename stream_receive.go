@@ -2,8 +2,11 @@ package grpcretry
 
 import (
 	"cmp"
+	"io"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/protos"
 	"github.com/grpcretry/grpcretry/internal/replies"
@@ -114,17 +117,11 @@ func (s *retryStream) receive(m any) error {
 			s.mu.Unlock()
 			err := replies.Hand(m, ahead)
 			if err != nil {
-				at.abandon(err)
+				at.abandon(err, false)
 			}
 			return s.receivedCommitted(at, err)
-		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut() && !(at.received && isEOF(s.final)):
-			s.mu.Unlock()
-			return at.recv(m) // messages may have arrived before gRPC reported the end
-		case s.isOver() && s.rest != nil:
-			return s.receiveRest(m)
 		case s.isOver():
-			defer s.mu.Unlock()
-			return s.final
+			return s.receiveRest(m)
 		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
 			if over, err := s.race(at, m, false); over {
 				return err
@@ -141,23 +138,34 @@ func (s *retryStream) receive(m any) error {
 	}
 }
 
-// receiveRest needs mu, and returns without. It receives what had arrived when the call ended. If that is only a failure, it returns the
-// call's own error.
+// receiveRest needs mu, and returns without. It receives what had arrived when the call ended. If that is only a failure, and not of the
+// attempt that the application is bound to, it returns the call's own error.
 func (s *retryStream) receiveRest(m any) error {
-	at, ended := s.rest, s.phase == phaseEnded
+	at, bound := s.rest, false
+	if at == nil && s.at != nil && s.at.fate == fateCommitted && s.at.broken == nil && !s.at.isCut() && !s.at.received {
+		at, bound = s.at, true
+	}
+	final, ended := s.final, s.phase == phaseEnded
 	s.mu.Unlock()
+	if at == nil {
+		return final
+	}
 	err := at.recv(m)
-	if ended && (err == nil || isEOF(err)) {
+	if ended && !bound && (err == nil || isEOF(err)) {
 		s.call.show(at.attempt) // in place of one that had failed before
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
+	switch {
+	case err == nil && s.desc.ServerStreams:
 		return nil
-	}
-	if s.rest = nil; isEOF(err) || at.hasMessage || s.call.policy.dryRun {
+	case err == nil:
+		s.rest, s.final = nil, io.EOF // the status came with the response
+		return nil
+	case isEOF(err), status.Code(err) != codes.Canceled && (bound || at.hasMessage || s.call.policy.dryRun): // or we have cancelled it
 		s.final = err
 	}
+	s.rest = nil
 	return s.final
 }
 
@@ -169,7 +177,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	defer func() {
 		if !returned { // a codec panics
 			s.left(&s.receiving, true)
-			at.abandon(errPanicked)
+			at.abandon(errPanicked, false)
 		}
 	}()
 	s.call.contest.resume(at.attempt)
@@ -280,6 +288,9 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	}
 	if !isEOF(s.final) && (at.isCut() || at.broken != nil) { // the library ended the attempt
 		return s.final
+	}
+	if err != nil {
+		s.final = err
 	}
 	return err
 }

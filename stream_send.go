@@ -112,9 +112,10 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	at.users.enter()
 	defer at.leave()
+	before := at.users.hasEnded()
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) {
-		at.abandon(err) // gRPC has ended the stream with this error, unless an interceptor below made it up
+		at.abandon(err, before) // gRPC has ended the stream with this error, unless an interceptor below made it up
 	}
 	return err
 }
@@ -208,16 +209,17 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 // hand calls SendMsg or CloseSend of an attempt on the application's goroutine.
 func (at *streamAttempt) hand(send func() error) (err error) {
 	err = errPanicked
+	before := at.users.hasEnded()
 	defer func() {
-		at.handed(err)
+		at.handed(err, before)
 		at.of.left(&at.of.sending, false)
 	}()
 	return send()
 }
 
 // handed takes the result of SendMsg or CloseSend. If it is io.EOF, the failure is gRPC's, and is found by whoever sends or
-// receives next.
-func (at *streamAttempt) handed(err error) {
+// receives next. before means that gRPC had reported the attempt's end already.
+func (at *streamAttempt) handed(err error, before bool) {
 	if err == nil {
 		return
 	}
@@ -227,7 +229,7 @@ func (at *streamAttempt) handed(err error) {
 	s.change.Broadcast()
 	s.mu.Unlock()
 	if !isEOF(err) {
-		at.abandon(err)
+		at.abandon(err, before)
 	}
 }
 
@@ -241,12 +243,13 @@ func (at *streamAttempt) catchUp() {
 
 // replay sends the outbox to an attempt, on a goroutine of ours.
 func (at *streamAttempt) replay() {
+	before := at.users.hasEnded()
 	err := errExited // if a codec or an interceptor below calls runtime.Goexit
 	defer func() {
 		if p := recover(); p != nil {
 			err = status.Errorf(codes.Internal, "grpcretry: panic while a message was sent again: %v", p)
 		}
-		at.handed(err)
+		at.handed(err, before)
 	}()
 	err = at.sendOutbox()
 }
