@@ -527,6 +527,28 @@ func TestAnEndThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// It may also come when the call is over.
+func TestAnEndThatCannotBeReadAfterTheCallsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(DialOptions(steady), sendLimit,
+			below(func(s grpc.ClientStream) grpc.ClientStream {
+				return &hookedStream{ClientStream: s, recv: func(m any) error {
+					if s.RecvMsg(m) != nil {
+						return (*Error)(nil)
+					}
+					return nil
+				}}
+			}))...)
+		app := openOn(t, cc, bidiStream)
+		app.play(t, "send a; context; wait 1s; oversized; recv 1")
+		for range 2 {
+			if err := app.stream.RecvMsg(new(echov1.EchoResponse)); err != error((*Error)(nil)) {
+				t.Errorf("RecvMsg = %T, want the interceptor's error", err)
+			}
+		}
+	})
+}
+
 // An interceptor may ask for the headers, and learn of the end, before the application has the stream. It may also open
 // another stream then, with the same options.
 func TestAnInterceptorBelowMayFindAnEndWhileItOpens(t *testing.T) {

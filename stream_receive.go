@@ -162,8 +162,8 @@ func (s *retryStream) receiveRest(m any) error {
 	case err == nil:
 		s.rest, s.final = nil, io.EOF // the status came with the response
 		return nil
-	case isEOF(err), status.Code(err) != codes.Canceled && (bound || at.hasMessage || s.call.policy.dryRun): // or we have cancelled it
-		s.final = err
+	case isEOF(err), status.Code(readable(err)) != codes.Canceled && (bound || at.hasMessage || s.call.policy.dryRun):
+		s.final = err // if it is CANCELED, the library may have cancelled the attempt
 	}
 	s.rest = nil
 	return s.final
