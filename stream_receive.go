@@ -163,7 +163,7 @@ func (s *retryStream) receiveRest(m any) error {
 		s.rest, s.final = nil, io.EOF // the status came with the response
 		return nil
 	case isEOF(err), status.Code(readable(err)) != codes.Canceled && (bound || at.hasMessage || s.call.policy.dryRun):
-		s.final = err // if it is CANCELED, the library may have cancelled the attempt
+		s.final = err // unless it is CANCELED: the library may have cancelled the attempt
 	}
 	s.rest = nil
 	return s.final
