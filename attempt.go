@@ -123,8 +123,8 @@ func (a *attempt) triedList() *tried.List {
 	return a.tried.Load()
 }
 
-// extras are what an attempt has unless it is the first of a unary call and needs none of them, as most are: that saves a success
-// 15 ns. They are the attempt's context.
+// extras are what an attempt has unless it is the first of a unary call and needs none of them, as most are: that makes a success 11 ns
+// faster, and a retry 30 ns slower. They are the attempt's context.
 type extras struct {
 	context.Context                // the caller's, with what the server must know about the attempt; or that of bounds
 	added           *layers.Shared // has values that come before these; nil for none

@@ -86,7 +86,8 @@ func (at *streamAttempt) endsWell() {
 }
 
 // abandon ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an interceptor below panics.
-// If gRPC has reported an end, that is the attempt's; if it had done so before, messages may have been kept back below.
+// An end that gRPC has reported is the attempt's all the same. before means that it had done so when SendMsg was called: then messages
+// may have been kept back below.
 func (at *streamAttempt) abandon(err error, before bool) {
 	s := at.of
 	s.mu.Lock()

@@ -508,15 +508,7 @@ func TestAnEndThatCannotBeRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				cc := serveScripts(t, servers...).conn(t, append(DialOptions(steady, WithAttemptTimeout(second)),
-					below(func(s grpc.ClientStream) grpc.ClientStream {
-						return &hookedStream{ClientStream: s, recv: func(m any) error {
-							if s.RecvMsg(m) != nil {
-								return (*Error)(nil)
-							}
-							return nil
-						}}
-					}))...)
+				cc := serveScripts(t, servers...).conn(t, append(DialOptions(steady, WithAttemptTimeout(second)), unreadableEnds)...)
 				app := openOn(t, cc, bidiStream)
 				app.play(t, "send a; recv 1")
 				if err := app.stream.RecvMsg(new(echov1.EchoResponse)); err != error((*Error)(nil)) {
@@ -527,18 +519,19 @@ func TestAnEndThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// It may also come when the call is over.
+var unreadableEnds = below(func(s grpc.ClientStream) grpc.ClientStream {
+	return &hookedStream{ClientStream: s, recv: func(m any) error {
+		if s.RecvMsg(m) != nil {
+			return (*Error)(nil)
+		}
+		return nil
+	}}
+})
+
+// Such an end may also come when the call is over.
 func TestAnEndThatCannotBeReadAfterTheCallsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(DialOptions(steady), sendLimit,
-			below(func(s grpc.ClientStream) grpc.ClientStream {
-				return &hookedStream{ClientStream: s, recv: func(m any) error {
-					if s.RecvMsg(m) != nil {
-						return (*Error)(nil)
-					}
-					return nil
-				}}
-			}))...)
+		cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(DialOptions(steady), sendLimit, unreadableEnds)...)
 		app := openOn(t, cc, bidiStream)
 		app.play(t, "send a; context; wait 1s; oversized; recv 1")
 		for range 2 {

@@ -123,7 +123,7 @@ func (app *application) play(t *testing.T, steps string) {
 			if err := app.stream.SendMsg("not a message"); status.Code(err) != codes.Internal {
 				t.Errorf("application: %s: got %v", step, err)
 			}
-		case "oversized": // for oversizedAt
+		case "oversized": // on a ClientConn with sendLimit
 			if err := app.stream.SendMsg(&echov1.EchoRequest{Message: strings.Repeat("x", 200)}); status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("application: %s: got %v", step, err)
 			}

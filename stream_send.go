@@ -186,7 +186,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	}
 	defer s.mu.Unlock()
 	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
-		if s.uses(at) && at.end != nil && !s.isAwaited() { // as it was before, so that only RecvMsg can tell
+		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
 			s.mu.Lock()
 			continue
@@ -218,7 +218,7 @@ func (at *streamAttempt) hand(send func() error) (err error) {
 }
 
 // handed takes the result of SendMsg or CloseSend. If it is io.EOF, the failure is gRPC's, and is found by whoever sends or
-// receives next. before means that gRPC had reported the attempt's end already.
+// receives next. For before, see abandon.
 func (at *streamAttempt) handed(err error, before bool) {
 	if err == nil {
 		return
