@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
@@ -77,7 +76,6 @@ type attempt struct {
 	hedge  bool // see Attempt.Hedge
 	source WaitSource
 
-	fate     fate
 	reported bool // its result was reported to the plan or, without one, to the budgets
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
@@ -88,14 +86,6 @@ type attempt struct {
 
 	optionSpace [4]grpc.CallOption // holds the options if they fit
 }
-
-// A fate records an event that rules out other outcomes of an attempt.
-type fate uint8
-
-const (
-	fateCommitted fate = iota + 1 // the application is bound to its stream
-	fateUnsent                    // it has ended and certainly reached no server
-)
 
 // Value makes the attempt known to everything that runs below, see [AttemptFromContext], and to the
 // load-balancing policy of package balancer.
@@ -131,7 +121,7 @@ type extras struct {
 
 	wait      time.Duration
 	repeats   uint8         // at most 255
-	stopsGRPC bool          // gRPC is kept from retrying the attempt by itself; see also rpc
+	stopsGRPC bool          // gRPC is kept from retrying the attempt by itself; see also call
 	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
 	header    metadata.MD   // filled in like the trailer
 	bounds    *bounds       // nil for that of a unary call without a contest
@@ -151,33 +141,22 @@ type fullAttempt struct {
 	extras  extras
 }
 
-// join gives the attempt its extras, and these bounds unless b is nil.
-func (f *fullAttempt) join(b *bounds) *attempt {
-	if f.extras.bounds = b; b != nil {
-		f.extras.Context = &b.own
-	}
-	f.attempt.Context = &f.extras
+// in returns the attempt, in a context that has its extras.
+func (f *fullAttempt) in(ctx context.Context) *attempt {
+	f.extras.Context, f.attempt.Context = ctx, &f.extras
 	return &f.attempt
 }
 
-// A boundedAttempt is the first attempt of a stream, or of a call with a contest.
+// A boundedAttempt is an attempt of a stream, or of a call with a contest. It is one allocation.
 type boundedAttempt struct {
 	fullAttempt
 	bounds bounds
 }
 
-func (b *boundedAttempt) join() *attempt { return b.fullAttempt.join(&b.bounds) }
-
-// in puts the attempt, with its extras and bounds if it has any, into a context.
-func (a *attempt) in(ctx context.Context) {
-	switch x := a.extras(); {
-	case x == nil:
-		a.Context = ctx
-	case x.bounds == nil:
-		x.Context = ctx
-	default:
-		x.bounds.own.Context = ctx
-	}
+// in returns the attempt, in a context that has its extras and bounds.
+func (b *boundedAttempt) in(ctx context.Context) *attempt {
+	b.bounds.own.Context, b.extras.bounds = ctx, &b.bounds
+	return b.fullAttempt.in(&b.bounds.own)
 }
 
 // extras returns the attempt's extras, nil if it has none.
@@ -243,21 +222,18 @@ func (a *attempt) timedOut(err error) bool {
 	return isContextEnd(err) || !isStatus
 }
 
-// checkUnsent records, soon after gRPC has returned err, with the channel in that state, whether the attempt certainly reached no
+// isUnsent reports, soon after gRPC has returned err, with the channel in that state, whether the attempt certainly reached no
 // server: it failed with UNAVAILABLE, or was cut while it waited in gRPC; gRPC opened no stream for
 // it (only then is its peer unknown); and the channel has no connection for such a stream.
 //
 // If an attempt fails like that on a channel that is READY or IDLE, the reason is not the lack of a
 // connection: gRPC wakes an idle channel and waits. The reason may be per-RPC credentials, an
 // interceptor or a load-balancing policy, and the attempt counts like any other.
-func (a *attempt) checkUnsent(err error, state connectivity.State) {
-	if a.cc == nil { // a function
-		a.checkFunction(err)
-		return
+func (a *attempt) isUnsent(err error, state connectivity.State) bool {
+	if a.bounds() != nil && a.bounds().stream != nil { // it was opened, so it has a server
+		return false
 	}
-	if !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(state) {
-		a.fate = fateUnsent
-	}
+	return !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(state)
 }
 
 // hasPeer reports whether gRPC has opened a stream for an attempt that has ended.
@@ -271,18 +247,6 @@ func (a *attempt) hasPeer() bool {
 // sent; an interceptor below that drops the option for the peer drops the one for the header as well.
 func (a *attempt) gotNoResponse() bool {
 	return a.hasPeer() && len(a.trailer) == 0 && a.seen() != sawRefusal
-}
-
-// checkFunction records what a function's error says about the attempt: whether it had an effect and,
-// if the error is that of a call below, that call's trailer. Its pushback applies to the function as well: calling the function again
-// would call the same server.
-func (a *attempt) checkFunction(err error) {
-	if isUnsent(err) {
-		a.fate = fateUnsent
-	}
-	if below, _ := errtype.As[*Error](err); below != nil {
-		a.trailer = below.trailer()
-	}
 }
 
 // isContextEnd reports whether err can be the end of a context, either as a status or, from an
@@ -368,11 +332,7 @@ type noStream struct{ credentials.AuthInfo }
 
 // hasNotRun reports whether an attempt with a witness has certainly run on no server. Something that
 // is not gRPC's own ClientConn may treat options in its own way, so it proves nothing.
-// Only a function's own word counts for the function.
 func (a *attempt) hasNotRun() bool {
-	if a.cc == nil {
-		return a.fate == fateUnsent
-	}
 	seen := a.seen()
 	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // the attempt itself has asked for the peer, too
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/bytarget"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
@@ -21,21 +22,6 @@ import (
 //
 // One goroutine at a time uses a call.
 type call struct {
-	rpc
-	cold *cold // nil until there is something to decide
-}
-
-// The cold part of a call is made when there is something to decide. A call that succeeds on its first attempt
-// needs none.
-type cold struct {
-	plan    plan
-	history history
-	tried   *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
-}
-
-// An rpc is the part of a call that it has from the start, whether or not an attempt fails. The goroutines of a
-// hedged call share it.
-type rpc struct {
 	facts
 	retrier *Retrier
 	options grpcOptions
@@ -55,11 +41,21 @@ type rpc struct {
 	isLast  func() bool // reports that no attempt can follow the one in flight; nil if one always can
 
 	contest *contest // nil if the call has neither an attempt timeout nor hedges
+
+	cold *cold // nil until there is something to decide
+}
+
+// The cold part of a call is made when there is something to decide. A call that succeeds on its first attempt
+// needs none.
+type cold struct {
+	plan    plan
+	history history
+	tried   *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
 }
 
 // prepare reads the call's options, resolves its policy and chooses its mode. desc is nil for a
 // unary call, reply for a stream. The policy stays nil if an outer interceptor, or gRPC, retries the call.
-func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
+func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
 	own, nested := c.readOptions(opts)
 	if nested {
 		return nil
@@ -136,19 +132,20 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 	return m.policy, header, trailer
 }
 
-// begin starts the call and its first attempt; a is zero but for its extras and bounds, and is filled in. A unary call without a
+// begin starts the call and its first attempt, which it returns; in makes it in its context. A unary call without a
 // contest does the same by itself, 2% faster.
-func (c *call) begin(a *attempt) {
+func (c *call) begin(in func(context.Context) *attempt) *attempt {
 	c.budget, c.spans, c.start = c.open()
-	a.in(c.firstContext())
+	a := in(c.firstContext())
 	a.cc, a.method, a.number, a.start = c.cc, c.method, 1, c.start
 	a.PeerAddr, c.newest = &a.peer, a
 	c.retrier.report.attemptStarted(&c.facts, a)
 	c.contest.start(a)
+	return a
 }
 
 // open starts the call. It returns the call's budget, spans and start: storing them here, through a pointer, is slower.
-func (c *rpc) open() (Budget, *callSpans, instant) {
+func (c *call) open() (Budget, *callSpans, instant) {
 	b := c.budgetOf(c.policy.Budget)
 	if c.hedgeBudget != nil {
 		c.hedgeBudget = c.budgetOf(c.hedgeBudget)
@@ -159,7 +156,7 @@ func (c *rpc) open() (Budget, *callSpans, instant) {
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
 // what the server must know, see layers.Header.
-func (c *rpc) firstContext() context.Context {
+func (c *call) firstContext() context.Context {
 	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
 		return c.ctx
 	}
@@ -167,11 +164,9 @@ func (c *rpc) firstContext() context.Context {
 }
 
 // newFirst returns the first attempt of a unary call without a contest, to be filled in. It has extras if it needs them.
-func (c *rpc) newFirst() *attempt {
+func (c *call) newFirst() *attempt {
 	if c.policy.UnsentOnly || c.wantsHeader() {
-		a := new(fullAttempt).join(nil)
-		a.in(c.firstContext())
-		return a
+		return new(fullAttempt).in(c.firstContext())
 	}
 	return &attempt{Context: c.firstContext()}
 }
@@ -223,7 +218,7 @@ func (c *call) startPlan(now time.Time) *plan {
 }
 
 // budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
-func (c *rpc) budgetOf(b Budget) Budget {
+func (c *call) budgetOf(b Budget) Budget {
 	if t, ok := b.(*perTarget); ok {
 		return ofTarget(&c.facts, &t.targets)
 	}
@@ -231,7 +226,7 @@ func (c *rpc) budgetOf(b Budget) Budget {
 }
 
 // targetState returns what the Retrier knows about the call's target.
-func (c *rpc) targetState() *target { return ofTarget(&c.facts, &c.retrier.targets.Map) }
+func (c *call) targetState() *target { return ofTarget(&c.facts, &c.retrier.targets.Map) }
 
 // ofTarget returns what m has for a call's target.
 func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
@@ -242,13 +237,13 @@ func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
 }
 
 // leavesRetriesToGRPC reports whether gRPC may retry a stream, because we do not.
-func (c *rpc) leavesRetriesToGRPC() bool {
+func (c *call) leavesRetriesToGRPC() bool {
 	ch := c.channel()
 	return c.policy.dryRun || ch.retries()
 }
 
 // noteAnswer records that the target answers. In good times, it costs a comparison.
-func (c *rpc) noteAnswer() {
+func (c *call) noteAnswer() {
 	if c.retrier.targets.failing.Load() > 0 {
 		c.targetState().answer()
 	}
@@ -274,7 +269,7 @@ func (c *call) history() *history {
 var noHistory history
 
 // isContested reports whether the call needs a contest.
-func (c *rpc) isContested() bool {
+func (c *call) isContested() bool {
 	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.dryRun
 }
 
@@ -371,21 +366,26 @@ var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was
 // describe describes a failed attempt to the plan, in a zero failure. state is the channel's after the attempt's end.
 func (c *call) describe(f *failure, a *attempt, err error, state connectivity.State, now time.Time) {
 	header := c.collect(a)
-	if b := a.bounds(); b == nil || b.stream == nil { // a stream that was opened has a server
-		a.checkUnsent(err, state)
+	unsent := false
+	if f.Function = c.functionTarget != ""; f.Function {
+		unsent = isUnsent(err)
+		if below, _ := errtype.As[*Error](err); below != nil { // its pushback applies to the function, which would call the same server
+			a.trailer = below.trailer()
+		}
+		f.NotRun = unsent // only the function's own word counts
+	} else {
+		unsent, f.NotRun = a.isUnsent(err, state), a.hasNotRun()
 	}
 	a.describe(&f.Attempt, err, header, now)
 	f.CtxErr, f.Closed = endOf(c.limited(), now), state == connectivity.Shutdown
-	f.Committed = a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt()
+	f.Committed = c.stream != nil && c.stream.isFinal()
 	if a.timedOut(err) {
 		f.TimedOut = true
 		f.Last = c.isLast != nil && c.isLast()
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Function = c.functionTarget != ""
-	f.NotRun = a.hasNotRun()
 	f.Refused = a.number == 1 && a.seen() == sawRefusal
-	f.Attempt.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
+	f.Attempt.Unsent = f.Refused || unsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.NoResponse = a.gotNoResponse()
 }
 
@@ -404,7 +404,9 @@ func (c *call) wait(do action) (reason error, gone bool) {
 	for p := c.plan(); do != doSend; {
 		connected := false
 		if d := p.dueAt.Sub(instantNow()); d > 0 {
-			connected = c.pause(d, do == doConnect)
+			c.retrier.usage.waiting.Add(1)
+			connected = c.retrier.connections.Pause(c.limited(), c.cc, d, do == doConnect)
+			c.retrier.usage.waiting.Add(-1)
 		}
 		now := time.Now()
 		gone := endOf(c.limited(), now)
@@ -426,19 +428,11 @@ func (c *call) wait(do action) (reason error, gone bool) {
 	switch ctx := c.limited(); { // whether the ClientConn is closed was asked when the attempt failed, and after a wait
 	case ctx.Err() != nil:
 		return causeOf(ctx), true
-	case c.stream != nil && c.stream.isSpoilt():
+	case c.stream != nil && c.stream.isFinal():
 		return ErrCommitted, false
 	default:
 		return nil, false
 	}
-}
-
-// pause waits for a time; if connects, at most until there is a connection, which it then reports.
-func (c *rpc) pause(d time.Duration, connects bool) (connected bool) {
-	waiting := &c.retrier.usage.waiting
-	waiting.Add(1)
-	defer waiting.Add(-1)
-	return c.retrier.connections.Pause(c.limited(), c.cc, d, connects)
 }
 
 // another returns the next attempt, which is to be handed to gRPC.
@@ -452,24 +446,22 @@ func (c *call) another() *attempt {
 }
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
-func (c *call) newAttempt(sent sending, start instant) *attempt {
-	f := &fullAttempt{
-		attempt: attempt{cc: c.cc, method: c.method, start: start, number: sent.number, hedge: sent.hedge, source: sent.source},
-		extras:  extras{wait: sent.wait, repeats: sent.repeats, stopsGRPC: c.stopsRetriesOfGRPC()},
-	}
-	ctx := c.limited()
+func (c *call) newAttempt(sent sending, start instant) (a *attempt) {
+	ctx, added := c.limited(), (*layers.Shared)(nil)
 	if c.functionTarget == "" { // which sends no header
-		ctx, f.extras.added = layers.Header{Previous: int(sent.number) - 1, Limited: sent.silent || c.worksFor.IsRetry()}.Added(ctx)
+		ctx, added = layers.Header{Previous: int(sent.number) - 1, Limited: sent.silent || c.worksFor.IsRetry()}.Added(ctx)
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()
 	}
-	var b *bounds
 	if c.stream != nil || c.contest != nil {
-		b = &bounds{}
+		a = new(boundedAttempt).in(ctx)
+	} else {
+		a = new(fullAttempt).in(ctx)
 	}
-	a := f.join(b)
-	a.in(ctx)
+	a.cc, a.method, a.start, a.number, a.hedge, a.source = c.cc, c.method, start, sent.number, sent.hedge, sent.source
+	x := a.extras()
+	x.added, x.wait, x.repeats, x.stopsGRPC = added, sent.wait, sent.repeats, c.stopsRetriesOfGRPC()
 	a.tried.Store(c.cold.tried)
 	a.PeerAddr, c.newest = &a.peer, a
 	return a

@@ -21,7 +21,7 @@ type grpcOptions struct {
 
 // readOptions reads a call's options, and returns this library's own. nested reports that the call is an
 // attempt of ours: an outer interceptor retries it.
-func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested bool) {
+func (c *call) readOptions(list []grpc.CallOption) (own []*policyOption, nested bool) {
 	o := &c.options
 	o.list = list
 	for _, opt := range list {
@@ -71,7 +71,7 @@ func isLeftover(opt grpc.CallOption) bool {
 // attemptOptions returns the options of one attempt: the caller's, without those that apply to the
 // call as a whole, plus the mark for nested interceptors and the library's own outputs. Interceptors
 // may still read them after the attempt's end.
-func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
+func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own, x := &c.options, c.ownOutputs(a), a.extras()
 	opts := a.optionSpace[:0]
 	switch {
@@ -147,17 +147,17 @@ func (o *grpcOptions) passedOn(unary bool) []grpc.CallOption {
 // ownOutputs reports whether an attempt must have outputs of its own instead of the caller's
 // header, trailer and peer: gRPC may fill a stream's outputs late, on another goroutine, and a
 // hedged call's attempts fill theirs at the same time. See show.
-func (c *rpc) ownOutputs(a *attempt) bool {
+func (c *call) ownOutputs(a *attempt) bool {
 	return c.stream != nil || c.mode == modeHedged && a.number > 1
 }
 
 // wantsHeader reports whether a Classifier or an observer needs the response headers; copying them costs
 // gRPC three allocations.
-func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
+func (c *call) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 
 // collect completes an attempt that has ended with the trailer, if gRPC wrote that to a unary caller's own variable. It returns the
 // header, for which an attempt without extras has no place.
-func (c *rpc) collect(a *attempt) (header metadata.MD) {
+func (c *call) collect(a *attempt) (header metadata.MD) {
 	if x := a.extras(); x != nil {
 		header = x.header
 	}

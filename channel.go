@@ -22,10 +22,10 @@ type channel struct {
 }
 
 // channel returns what the call's ClientConn says now; a function has none.
-func (c *rpc) channel() channel { return c.channelIn(stateOf(c.cc)) }
+func (c *call) channel() channel { return c.channelIn(stateOf(c.cc)) }
 
 // channelIn is channel for a state that was just read. The config is read after it, and so is not older.
-func (c *rpc) channelIn(state connectivity.State) (ch channel) {
+func (c *call) channelIn(state connectivity.State) (ch channel) {
 	ch.ready = state == connectivity.Ready
 	if ch.cc = c.cc; ch.cc != nil {
 		ch.builtIn = !c.retrier.builtInRetryOff && !c.stopsGRPC && (c.policy == nil || !c.policy.overGRPC)
@@ -38,18 +38,18 @@ func (c *rpc) channelIn(state connectivity.State) (ch channel) {
 func (ch *channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
 // hasBuiltInPolicy reports whether gRPC would retry the method by itself now.
-func (c *rpc) hasBuiltInPolicy() bool {
+func (c *call) hasBuiltInPolicy() bool {
 	return c.cc != nil && !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
 }
 
 // mayGRPCRetry reports whether gRPC would retry the method by itself now, or may get a policy for that with a connection.
-func (c *rpc) mayGRPCRetry() bool {
+func (c *call) mayGRPCRetry() bool {
 	return c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready
 }
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
 // through is retried if the service config says so.
-func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
+func (c *call) expectConfig(policies *methodPolicies, own []*policyOption) {
 	method := c.method
 	c.unresolved = func(ch channel) *policy { return policies.withOwn(policies.on(&ch, method), own) }
 	if c.mode == modePassThrough {
@@ -95,7 +95,7 @@ func (p *plan) obey(resolved *policy) {
 
 // limited returns the call's context: the caller's or, if there is one, its child that ends with the service
 // config's timeout.
-func (c *rpc) limited() context.Context {
+func (c *call) limited() context.Context {
 	if c.limit != nil {
 		return c.limit
 	}

@@ -480,7 +480,7 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 		Attempt:   info,
 		CtxErr:    endOf(a.bounds().own.Context, now),
 		Closed:    isClosed(c.cc),
-		Committed: c.stream != nil && c.stream.isCommitted(),
+		Committed: c.stream != nil && c.stream.isFinal(),
 		TimedOut:  true,
 		Last:      c.isLast != nil && c.isLast(),
 	}
@@ -493,12 +493,6 @@ type contested struct {
 	first   boundedAttempt
 }
 
-// set starts a contested call from c.
-func (u *contested) set(c *call) {
-	u.call = *c
-	u.contest.join(&u.call)
-}
-
 // A contestedUnary is a unary call that has a contest.
 type contestedUnary struct {
 	contested
@@ -509,11 +503,12 @@ type contestedUnary struct {
 // contestUnary makes a unary call that is hedged, or has an attempt timeout.
 func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &contestedUnary{req: req, reply: reply, invoker: invoker}
-	u.set(c)
+	u.call = *c
+	u.contest.join(&u.call)
 	if c.mode == modeHedged {
 		u.contest.rival, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	return u.call.makeAttempts(u.first.join(), u.race)
+	return u.call.makeAttempts(u.first.in, u.race)
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others

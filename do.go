@@ -75,13 +75,14 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 		return c.passThrough(f)
 	}
 	if c.isContested() {
-		u := &contested{}
-		u.set(&c)
-		return u.call.makeAttempts(u.first.join(), func(a *attempt) ending {
+		u := &contested{call: c}
+		u.contest.join(&u.call)
+		return u.call.makeAttempts(u.first.in, func(a *attempt) ending {
 			return u.contest.race(a, func(a *attempt) error { return f(a) })
 		})
 	}
-	return c.makeAttempts(&attempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
+	first := func(ctx context.Context) *attempt { return &attempt{Context: ctx} }
+	return c.makeAttempts(first, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
 // Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;
@@ -146,7 +147,7 @@ func functionTarget(name string) string {
 }
 
 // prepareFunction checks what Do was given, and resolves the call's policy.
-func (c *rpc) prepareFunction(f func(context.Context) error, opts []CallOption) error {
+func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption) error {
 	own, err := ownOptions(opts)
 	if err = cmp.Or(c.retrier.check(), c.checkFunction(f), err); err != nil {
 		return notDone(c.method, err)
@@ -177,7 +178,7 @@ func notDone(name string, err error) error {
 	return Permanent(fmt.Errorf("grpcretry: Do %q: %s", name, reason))
 }
 
-func (c *rpc) checkFunction(f func(context.Context) error) error {
+func (c *call) checkFunction(f func(context.Context) error) error {
 	switch {
 	case len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)

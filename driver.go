@@ -49,11 +49,8 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	if obeyed.MaxAttempts > 1 {
 		budget = budgetNamed(obeyed.Budget, target)
 	}
-	var hedgeBudget Budget
-	if b := obeyed.hedgeBudget(); b != nil {
-		hedgeBudget = budgetNamed(b, target)
-	}
-	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
+	hedges := budgetNamed(obeyed.hedgeBudget(), target)
+	p.plan.begin(obeyed, budget, hedges, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
 	p.plan.single = p.worksFor.IsRetry()
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p

@@ -139,7 +139,7 @@ func (p *policy) hedgingOf(
 
 // tryHedging chooses the hedged mode, unless the call cannot be hedged; desc is nil for a unary call, reply for a
 // stream. Rules that hold for driven plans as well are in hedgingOf. Functions are never hedged.
-func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
+func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 	hedged := false
 	switch {
 	case desc == nil && !replies.IsPointer(reply):

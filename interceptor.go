@@ -92,11 +92,13 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 }
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
-// is the loop of functions and of calls with a contest; run may make others beside the attempt that it is given.
-func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
+// is the loop of functions and of calls with a contest; in makes the first in its context, and run may make others beside the
+// attempt that it is given.
+func (c *call) makeAttempts(in func(context.Context) *attempt, run func(*attempt) ending) error {
 	done := false
 	defer c.guard(&done)
-	for c.begin(a); ; {
+	a := c.begin(in)
+	for {
 		var err error
 		if a, err = c.next(run(a)); a == nil {
 			done = true
@@ -290,7 +292,7 @@ func (s *settings) replace(o policyOptions) error {
 
 // passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
 // event or a change of its error, except that the attempt timeout may end it.
-func (c *rpc) passThrough(run func(context.Context) error) error {
+func (c *call) passThrough(run func(context.Context) error) error {
 	err := c.runWithin(run)
 	if err == nil {
 		c.noteAnswer()
@@ -299,7 +301,7 @@ func (c *rpc) passThrough(run func(context.Context) error) error {
 }
 
 // passUnary makes a unary call that passes through.
-func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
+func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	opts := c.passOptions(true)
 	var trailer *metadata.MD // for a call of a server's handler only, because it is an allocation
 	if c.worksFor != nil {
@@ -315,7 +317,7 @@ func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 
 // passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
-func (c *rpc) passOptions(unary bool) []grpc.CallOption {
+func (c *call) passOptions(unary bool) []grpc.CallOption {
 	opts := c.options.passedOn(unary)
 	if c.stopsGRPC {
 		opts = append(slices.Clip(opts), noReplay{})
@@ -324,7 +326,7 @@ func (c *rpc) passOptions(unary bool) []grpc.CallOption {
 }
 
 // passStream opens a stream that passes through.
-func (c *rpc) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
+func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
 	stream, err := streamer(c.firstContext(), desc, c.cc, c.method, c.passOptions(false)...)
 	if err != nil {
 		return stream, err
@@ -355,7 +357,7 @@ func (s *passedStream) RecvMsg(m any) error {
 
 // runWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
 // only if the caller has no deadline, so that the call cannot hang.
-func (c *rpc) runWithin(run func(context.Context) error) error {
+func (c *call) runWithin(run func(context.Context) error) error {
 	timeout := time.Duration(0)
 	if c.policy != nil && !c.policy.dryRun {
 		timeout = c.policy.AttemptTimeout

@@ -80,7 +80,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 						continue
 					}
 					plain[fmt.Sprintf("%s, %s, built-in retries off: %t, for a request: %t", name, what, off, isServers)] = true
-					got := rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: "/pkg.Service/Method"}}
+					got := call{retrier: r, facts: facts{ctx: ctx, cc: cc, method: "/pkg.Service/Method"}}
 					want := got
 					got.policy, got.mode, got.static = p, modeRetried, true
 					got.options = grpcOptions{list: opts, header: header, trailer: trailer}

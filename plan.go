@@ -292,8 +292,8 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	if replaced {
 		return p.sendReplacement(now, u)
 	}
-	if p.replaces == int32(f.Attempt.Number) || p.open == 0 {
-		p.undecide() // the attempt's own failure counts, or the retry was decided on when others were in flight
+	if p.replaces == int32(f.Attempt.Number) {
+		p.undecide() // the attempt's own failure counts
 	}
 	hint := f.found.hint
 	if f.found.hinted {

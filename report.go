@@ -64,7 +64,7 @@ func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 	if math.IsInf(balance, 0) || math.IsNaN(balance) {
 		return 0, false
 	}
-	return math.Round(balance*1e6) / 1e6, true
+	return round(balance), true
 }
 
 // callPassed reports a call that passes straight through to gRPC.

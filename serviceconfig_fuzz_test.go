@@ -187,7 +187,7 @@ func entryFor(read *serviceconfig.Config, method string) *serviceconfig.Method {
 
 // channelOf returns what a call of the Retrier would know about a channel.
 func channelOf(r *Retrier, cc *grpc.ClientConn, method string) channel {
-	c := rpc{retrier: r}
+	c := call{retrier: r}
 	c.cc, c.method = cc, method
 	return c.channel()
 }

@@ -60,7 +60,7 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	c := call{rpc: rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}}
+	c := call{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}
 	if err := c.prepare(opts, desc, nil); err != nil {
 		return nil, err
 	}
@@ -77,9 +77,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	var err error
 	s.orCrash(func() {
-		a := s.first.join()
-		s.call.begin(a)
-		err = s.openFrom(a, nil)
+		err = s.openFrom(s.call.begin(s.first.in), nil)
 	})
 	if err != nil {
 		return nil, err

@@ -26,6 +26,7 @@ type streamAttempt struct {
 
 	// The fields below are guarded by the stream's mu.
 	sender     sender // who may hand it the next entry of the outbox
+	committed  bool   // the application is bound to it
 	hasMessage bool   // RecvMsg has returned a message; the goroutine that receives reads it without mu
 	received   bool   // RecvMsg has returned the end
 	sent       int    // entries of the outbox that were handed to the stream

@@ -142,7 +142,7 @@ func (s *retryStream) receive(m any) error {
 // attempt that the application is bound to, it returns the call's own error.
 func (s *retryStream) receiveRest(m any) error {
 	at, bound := s.rest, false
-	if at == nil && s.at != nil && s.at.fate == fateCommitted && s.at.broken == nil && !s.at.isCut() && !s.at.received {
+	if at == nil && s.at != nil && s.at.committed && s.at.broken == nil && !s.at.isCut() && !s.at.received {
 		at, bound = s.at, true
 	}
 	final, ended := s.final, s.phase == phaseEnded

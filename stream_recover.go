@@ -82,7 +82,7 @@ func (s *retryStream) publish(at *streamAttempt) {
 
 // bindTo needs mu, and returns without. It commits the stream to the attempt.
 func (s *retryStream) bindTo(at *streamAttempt) {
-	at.fate = fateCommitted
+	at.committed = true
 	s.setPhase(phaseCommitting)
 	clear(s.out.queue[:at.sent]) // these messages are not sent again
 	at.catchUp()

@@ -50,13 +50,6 @@ func (o *outbox) isLatest(m any) bool {
 	return len(o.queue) > 0 && replies.IsPointer(m) && o.queue[len(o.queue)-1] == m
 }
 
-// isSpoilt reports whether a message may have changed since it was sent, so that nothing may be sent again.
-func (s *streamState) isSpoilt() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.out.spoilt
-}
-
 // lacks reports whether the attempt lacks messages, or the CloseSend, of the application.
 func (o *outbox) lacks(at *streamAttempt) bool { return at.sent < len(o.queue) }
 

@@ -120,10 +120,11 @@ func (s *streamState) conclude() {
 	s.setPhase(phaseEnded)
 }
 
-func (s *streamState) isCommitted() bool {
+// isFinal reports whether no other attempt may follow: the application is bound to one, or a message may have changed since it was sent.
+func (s *streamState) isFinal() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.phase >= phaseCommitting
+	return s.phase >= phaseCommitting || s.out.spoilt
 }
 
 // cut ends an overdue attempt. It returns false if another one is to replace it, but the application has become bound to it. One that
