@@ -212,14 +212,14 @@ func (a *attempt) release() {
 }
 
 // timedOut reports whether our attempt timeout ended the attempt with err, rather than the caller's
-// context or the server. An error that is not a status comes from an interceptor, and hides the
-// attempt's own end.
-func (a *attempt) timedOut(err error) bool {
-	if !a.isCut() || isPermanent(err) {
-		return false
-	}
+// context or the server.
+func (a *attempt) timedOut(err error) bool { return a.isCut() && isTimeoutEnd(err) }
+
+// isTimeoutEnd reports whether err may be due to the attempt timeout, which has ended the context. An error that is not a status comes
+// from a function, or from an interceptor, which hides gRPC's.
+func isTimeoutEnd(err error) bool {
 	_, isStatus := status.FromError(err)
-	return isContextEnd(err) || !isStatus
+	return !isPermanent(err) && (isContextEnd(err) || !isStatus)
 }
 
 // isUnsent reports, soon after gRPC has returned err, with the channel in that state, whether the attempt certainly reached no

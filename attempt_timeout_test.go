@@ -190,6 +190,26 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 	}
 }
 
+// It is late also if it comes at the very moment of the timeout: whether the timer has had its turn by then makes no difference.
+func TestAResponseAtTheTimeoutIsLateForAll(t *testing.T) {
+	for range 50 {
+		bubble(t, func(t *testing.T) {
+			heard, late := &aBudget{}, false
+			r := doer(t, 0, steady, WithAttemptTimeout(second), WithBudget(heard), WithObserver(func(_ context.Context, e Event) {
+				late = late || e.Kind == AttemptEnd && e.Attempt.late
+			}))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := r.Do(ctx, "/sql/read", func(context.Context) error { time.Sleep(second); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			if want := []Outcome{{Attempt: 1, Result: Succeeded, late: true}}; !late || !slices.Equal(heard.heard, want) {
+				t.Errorf("late for the observer: %t; the budget heard %+v, want %+v", late, heard.heard, want)
+			}
+		})
+	}
+}
+
 // A stream is in time if its first message is: how long it goes on does not matter.
 func TestALongStreamIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {

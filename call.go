@@ -482,12 +482,12 @@ func (c *call) stopsRetriesOfGRPC() bool {
 // plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
+	o := Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: r == Succeeded && a.isLate()}
 	if p := c.plan(); p != nil {
-		p.ended(Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: r == Succeeded && a.isLate()})
+		p.ended(o)
 		return
 	}
-	o := Outcome{Attempt: 1, Result: r} // there is no other
-	if b, is := c.budget.(*ratioBudget); is && r == Succeeded {
+	if b, is := c.budget.(*ratioBudget); is && o.answered() {
 		b.tokens.Earn(c.start.sinceOrigin()) // as Deposit does, but dated without the clock
 	} else {
 		c.budget.Deposit(o)
@@ -495,7 +495,7 @@ func (c *call) deposit(a *attempt, r Result) {
 	if c.hedgeBudget != nil {
 		c.hedgeBudget.Deposit(o) // dated at the call's end: the window of the default is only a second
 	}
-	if r == Succeeded {
+	if o.answered() {
 		c.noteAnswer()
 	}
 }

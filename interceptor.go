@@ -377,7 +377,3 @@ func (c *call) runWithin(run func(context.Context) error) error {
 	}
 	return err
 }
-
-// isTimeoutEnd reports whether err can be the end of a context by the attempt timeout: some functions return
-// the context's cause.
-func isTimeoutEnd(err error) bool { return isContextEnd(err) || errors.Is(err, ErrAttemptTimeout) }
