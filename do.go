@@ -68,10 +68,10 @@ func init() {
 func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Context) error, opts []CallOption) error {
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.method, c.functionTarget, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
-	if err := c.prepareFunction(f, opts); err != nil {
+	if err := c.prepareFunction(f, of.UnsentOnly, opts); err != nil {
 		return err
 	}
-	if c.mode == modePassThrough || of.UnsentOnly && !c.policy.UnsentOnly {
+	if c.mode == modePassThrough {
 		return c.passThrough(f)
 	}
 	if c.isContested() {
@@ -146,8 +146,8 @@ func functionTarget(name string) string {
 	return name
 }
 
-// prepareFunction checks what Do was given, and resolves the call's policy.
-func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption) error {
+// prepareFunction checks what Do was given, and resolves the call's policy. unsentOnly is that of [function.Call].
+func (c *call) prepareFunction(f func(context.Context) error, unsentOnly bool, opts []CallOption) error {
 	own, err := ownOptions(opts)
 	if err = cmp.Or(c.retrier.check(), c.checkFunction(f), err); err != nil {
 		return notDone(c.method, err)
@@ -166,6 +166,9 @@ func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption)
 		}
 	}
 	c.mode = c.policy.modeOf(nil)
+	if unsentOnly && !c.policy.UnsentOnly {
+		c.mode = modePassThrough
+	}
 	if c.mode == modePassThrough {
 		c.retrier.report.callPassed(&c.facts)
 	}

@@ -359,6 +359,35 @@ func TestAFunctionsErrorAtTheAttemptTimeoutIsKept(t *testing.T) {
 	}
 }
 
+// The mark of Permanent stays although the attempt timeout has ended the attempt, with retries and without.
+func TestPermanentOutlivesTheAttemptTimeout(t *testing.T) {
+	for _, attempts := range []int{1, 2} {
+		bubble(t, func(t *testing.T) {
+			r := doer(t, 0, steady, WithMaxAttempts(attempts), WithAttemptTimeout(second))
+			err := r.Do(t.Context(), "/sql/read", func(ctx context.Context) error { <-ctx.Done(); return Permanent(ctx.Err()) })
+			if !isPermanent(err) || errors.Is(err, ErrAttemptTimeout) {
+				t.Errorf("with %d attempts, Do = %v (%T), want the permanent error", attempts, err, err)
+			}
+		})
+	}
+}
+
+// At the attempt timeout of a call that passes through, any error but a status is due to it, as with retries.
+func TestAnErrorAtTheAttemptTimeoutOfACallThatPassesThrough(t *testing.T) {
+	for _, tt := range []struct {
+		err     error
+		timeout bool
+	}{{errors.New("the query is slow"), true}, {status.Error(codes.NotFound, "gone"), false}} {
+		bubble(t, func(t *testing.T) {
+			r := doer(t, 0, steady, Disable(), WithAttemptTimeout(second))
+			err := r.Do(t.Context(), "/sql/read", func(ctx context.Context) error { <-ctx.Done(); return tt.err })
+			if !errors.Is(err, tt.err) || errors.Is(err, ErrAttemptTimeout) != tt.timeout {
+				t.Errorf("Do = %v, want %v, by the attempt timeout: %t", err, tt.err, tt.timeout)
+			}
+		})
+	}
+}
+
 func TestTelemetryOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		spans := &recorded.Spans{}
@@ -395,7 +424,10 @@ func TestTelemetryOfFunctions(t *testing.T) {
 		events.lines = nil
 		r.Do(t.Context(), "/sql/read", func(context.Context) error { return errUnavailable }, Disable())
 		wantList(t, "events while off", events.lines)
-		if got, want := metricLines(t, meters), "grpcretry.passed_calls 1"+labels; !slices.Contains(got, want) {
+		post := &function.Call{Name: "/sql/read", Target: "/sql", UnsentOnly: true} // one attempt, without WithUnsentOnly
+		_ = r.do(t.Context(), post, func(context.Context) error { return errUnavailable }, nil)
+		wantList(t, "events of a call that may be made once", events.lines)
+		if got, want := metricLines(t, meters), "grpcretry.passed_calls 2"+labels; !slices.Contains(got, want) {
 			t.Errorf("metrics are\n%s\nwant among them\n%s", strings.Join(got, "\n"), want)
 		}
 	})
