@@ -81,7 +81,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 
 // end is the last step of every call that failed.
 func (c *call) end(how *callFailure) {
-	if how.gaveUp != nil && gaveUp(how.verdict.Reason, how.gaveUp.reached) || forbidsRetry(how.last.Trailer) {
+	if how.gaveUp != nil && gaveUp(how.verdict.Reason, how.gaveUp.reached, how.gaveUp.tokenless) || forbidsRetry(how.last.Trailer) {
 		c.worksFor.GiveUp()
 	}
 	if c.stream != nil {

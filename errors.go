@@ -165,7 +165,7 @@ func is(reason, ours error) bool { return reasons.Of(reason) == reasons.Of(ours)
 // tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
 func tellsOfGivingUp(err error) bool {
 	e, _ := errtype.As[*Error](err)
-	return e != nil && (gaveUp(e.Reason, e.reached) || forbidsRetry(e.trailer()))
+	return e != nil && (gaveUp(e.Reason, e.reached, e.tokenless) || forbidsRetry(e.trailer()))
 }
 
 // trailer returns the trailer of the call's last attempt, or the one that forbids a retry: of a hedged call it may be an earlier one.

@@ -170,6 +170,35 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 	}
 }
 
+// A call that has waited for a token in vain has given up, like one whose budget refuses at once: all services in a row would
+// wait, one after the other.
+func TestATokenAwaitedInVainIsGivingUp(t *testing.T) {
+	for name, tt := range map[string]struct {
+		opts []Option
+		took time.Duration
+	}{
+		"with patience":    {nil, 10 * second},
+		"without patience": {[]Option{WithPatience(0)}, 0},
+	} {
+		for kind, send := range kinds {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					last := serveHandler(t, func(context.Context) error { return status.Error(codes.Unavailable, "down") })
+					below := last.client(t, append(tt.opts, WithBudget(stingy{}))...)
+					made := 0
+					middle := serveHandler(t, func(ctx context.Context) error { made++; _, err := send(ctx, below); return err }, serverOptions()...)
+					start := time.Now()
+					_, err := send(t.Context(), middle.client(t, WithBudget(Unlimited)))
+					took := time.Since(start)
+					if !errors.Is(err, ErrPushback) || made != 1 || took > tt.took || took < tt.took-3*second {
+						t.Errorf("%v after %v and %d requests, want one, which says that there is no other", err, took, made)
+					}
+				})
+			})
+		}
+	}
+}
+
 // A service that has given up stops its caller. One that made attempts and then waited for a connection in vain does
 // not, so the caller's retry makes all attempts again. To the caller, its failure reads like a lost connection.
 func TestAttemptsBeforeAWaitInVainAreMadeAgain(t *testing.T) {

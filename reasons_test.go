@@ -28,16 +28,16 @@ func TestANewReason(t *testing.T) {
 	if cause := causeOf(ctx); reasons.Of(cause).Word != "cancelled" || errors.Is(cause, probe.Err) {
 		t.Errorf("another call's reason is found in the cause %v", cause)
 	}
-	if gaveUp(probe.Err, true) {
+	if gaveUp(probe.Err, true, false) {
 		t.Error("a reason without GivesUp counts as given up")
 	}
 }
 
 func TestFieldsOfAReason(t *testing.T) {
-	if given := (&reasons.Reason{GivesUp: true}); !gaveUp(given, false) {
+	if given := (&reasons.Reason{GivesUp: true}); !gaveUp(given, false, false) {
 		t.Error("GivesUp has no effect")
 	}
-	if late := (&reasons.Reason{GivesUpIfReached: true}); gaveUp(late, false) || !gaveUp(late, true) {
+	if late := (&reasons.Reason{GivesUpIfReached: true}); gaveUp(late, false, false) || !gaveUp(late, true, false) {
 		t.Error("GivesUpIfReached does not depend on whether an attempt has reached a server")
 	}
 	for _, goOn := range []bool{false, true} {

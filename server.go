@@ -87,7 +87,7 @@ func PreviousAttempts(ctx context.Context) int { return wire.PreviousAttempts(ct
 //     retry", as [SetNoRetry] does: this service has made the attempts that there are to make, and each
 //     retry by its caller would make them all again. It says so even if the handler fails for another
 //     reason, because that cannot be known, and even if it has called [SetPushback]. A call that waited
-//     for a connection, or for a token, in vain has not given up, and for one that was left to gRPC's own retries (see
+//     for a connection in vain has not given up, and for one that was left to gRPC's own retries (see
 //     [WithBuiltInRetryDisabled]) that is not known, unless a server further down said "do not retry".
 //   - If the request is a retry of which an earlier attempt got no response, or is made by another
 //     service for such a request, the calls that the handler makes are not retried or hedged, and they
@@ -237,8 +237,8 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 // limit it to one attempt would lose calls if several services fail in part at the same time.
 
 // gaveUp reports whether a call that ended for a reason has given up, so that its caller's caller must
-// not start again. reached says that an attempt has reached a server.
-func gaveUp(reason error, reached bool) bool {
+// not start again. reached says that an attempt has reached a server, tokenless that the call was waiting for a token.
+func gaveUp(reason error, reached, tokenless bool) bool {
 	r := reasons.Of(reason)
-	return r.GivesUp || r.GivesUpIfReached && reached
+	return r.GivesUp || r.GivesUpIfReached && reached || is(reason, ErrTargetDown) && tokenless
 }
