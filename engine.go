@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -74,7 +73,7 @@ func (p *policy) examine(ctx context.Context, f *failure) {
 // isCallers reports whether the caller caused the failure: its context has ended and the
 // failure says so, or is its cause, or the ClientConn was closed.
 func (f *failure) isCallers() bool {
-	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(reasons.Disown(f.Attempt.Err), f.CtxErr))
+	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || isSame(reasons.Disown(f.Attempt.Err), f.CtxErr))
 }
 
 // callOver returns why the call is over whatever its policy says, by rule 1; nil if it is not.

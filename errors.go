@@ -247,3 +247,9 @@ func readable(err error) (safe error) {
 }
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
+
+// isSame is [errors.Is] for a target that is not ours. What an error wraps may be impossible to compare although the error's type is not.
+func isSame(err, target error) (same bool) {
+	defer func() { _ = recover() }()
+	return errors.Is(err, target)
+}

@@ -324,3 +324,30 @@ func TestAnErrorWhoseMethodsPanic(t *testing.T) {
 		})
 	}
 }
+
+// What some errors wrap cannot be compared: the text of a validator, for example, is often a slice.
+func TestAnErrorThatCannotBeCompared(t *testing.T) {
+	invalid := struct{ error }{errorList{"no name"}}
+	bubble(t, func(t *testing.T) {
+		cc := serveScripts(t, "hang").conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, send: func(any) error { return invalid }}
+		}))...)
+		app := openOn(t, cc, bidiStream)
+		defer app.cancel()
+		if err := app.stream.SendMsg(request()); err == nil || err.Error() != invalid.Error() {
+			t.Errorf("SendMsg = %v, want %v", err, invalid)
+		}
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := retrierOf(t, steady).Do(ctx, "/sql/read", func(ctx context.Context) error {
+		cancel(invalid)
+		return context.Cause(ctx)
+	})
+	if e := asError(t, err); e.Reason.Error() != invalid.Error() || len(e.Attempts) != 1 {
+		t.Errorf("Do = %v, want the caller's cause", err)
+	}
+}
+
+type errorList []string
+
+func (l errorList) Error() string { return strings.Join(l, ", ") }

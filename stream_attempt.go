@@ -164,11 +164,11 @@ func (s *retryStream) left(n *int32, waits bool) {
 	}
 }
 
-// cleanEnd returns the error of a stream that, according to gRPC, has ended without a failure: io.EOF if that is true. An end that
-// has neither headers nor a trailer was sent by no server, and a client stream that has ended well has a response.
+// cleanEnd returns the error of a stream that has ended without a failure: io.EOF if that is true. If gRPC says so, an end that
+// has neither headers nor a trailer was sent by no server. A client stream that has ended well has a response.
 func (at *streamAttempt) cleanEnd() error {
 	at.of.mu.Lock()
-	hasMessage := at.hasMessage
+	hasMessage, isGRPCs := at.hasMessage, at.end != nil
 	at.of.mu.Unlock()
 	if hasMessage {
 		return io.EOF
@@ -176,7 +176,7 @@ func (at *streamAttempt) cleanEnd() error {
 	trailer := at.stream.Trailer()
 	md, _ := at.stream.Header()
 	switch {
-	case md == nil && len(trailer) == 0 && !at.of.call.policy.dryRun: // that of a server has at least the content-type
+	case md == nil && len(trailer) == 0 && isGRPCs && !at.of.call.policy.dryRun: // that of a server has at least the content-type
 		return errConnLost
 	case !at.of.desc.ServerStreams:
 		return errNoResponse

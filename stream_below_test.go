@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -353,7 +354,7 @@ func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
 					cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(opts, sendLimit, below(func(s grpc.ClientStream) grpc.ClientStream {
 						return &hookedStream{ClientStream: s, send: func(m any) error {
 							err := s.SendMsg(m)
-							if err != nil && !isEOF(err) {
+							if err != nil {
 								err = fmt.Errorf("sending: %w", err)
 							}
 							return err
@@ -367,6 +368,49 @@ func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
 					wantUsage(t, "after SendMsg has failed", r, inside.Usage{})
 				})
 			})
+		}
+	}
+}
+
+// It may do so with io.EOF as well, which says only that RecvMsg has the status.
+func TestAnInterceptorBelowMayWrapTheEOFOfSendMsg(t *testing.T) {
+	wraps := below(func(s grpc.ClientStream) grpc.ClientStream {
+		return &hookedStream{ClientStream: s, send: func(m any) error {
+			if err := s.SendMsg(m); err != nil {
+				return fmt.Errorf("sending: %w", err)
+			}
+			return nil
+		}}
+	})
+	for _, tt := range []struct {
+		name   string
+		server []string
+		app    string
+	}{
+		{"a good end", []string{"recv a; send 1; send 2"}, "recv 1; recv 2; recv EOF"},
+		{"another good end", []string{"recv a"}, "recv EOF"},
+		{"a status", []string{"recv a; fail NOT_FOUND"}, "recv NOT_FOUND"},
+		{"a status after a message", []string{"recv a; send 1; fail UNAVAILABLE"}, "recv 1; recv UNAVAILABLE"},
+		{"a failure to retry", []string{"recv a; fail UNAVAILABLE", "recv a; recv b; send 1"}, "recv 1; recv EOF"},
+	} {
+		for _, desc := range []*grpc.StreamDesc{bidiStream, unlinkedStream} {
+			for _, before := range []string{"send a", "context; send a"} { // the latter commits
+				for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+					if len(tt.server) > 1 && (name == "plain" || desc == unlinkedStream || before != "send a") {
+						continue
+					}
+					t.Run(fmt.Sprintf("%s/%s/%s/%s", tt.name, desc.StreamName, before, name), func(t *testing.T) {
+						bubble(t, func(t *testing.T) {
+							app := openOn(t, serveScripts(t, tt.server...).conn(t, append(opts, wraps)...), desc)
+							app.play(t, before+"; wait 10ms")
+							if err := app.stream.SendMsg(&echov1.EchoRequest{Message: "b"}); err != nil && !errors.Is(err, io.EOF) {
+								t.Errorf("SendMsg = %v, want nothing but io.EOF", err)
+							}
+							app.play(t, tt.app)
+						})
+					})
+				}
+			}
 		}
 	}
 }

@@ -107,7 +107,7 @@ func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	defer at.leave()
 	before := at.users.hasEnded()
 	err := at.stream.SendMsg(m)
-	if err != nil && !isEOF(err) {
+	if err != nil && !asksRecvMsg(err) {
 		at.abandon(err, before) // gRPC has ended the stream with this error, unless an interceptor below made it up
 	}
 	return err
@@ -166,7 +166,7 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 // receives, this goroutine finds out why: from RecvMsg or, if it cannot call that, from Header.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	if isEOF(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
+	if asksRecvMsg(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
@@ -178,7 +178,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 	}
 	defer s.mu.Unlock()
-	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
+	for !asksRecvMsg(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
 		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
 			s.mu.Lock()
@@ -193,11 +193,15 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	if s.isBound() {
 		s.bypass(at)
 	}
-	if s.isOver() && !isEOF(err) && errors.Is(s.final, err) {
+	if s.isOver() && !asksRecvMsg(err) && isSame(s.final, err) {
 		return s.final
 	}
 	return err
 }
+
+// asksRecvMsg reports whether the error of a SendMsg says that only RecvMsg can tell why the stream has ended: io.EOF, however an
+// interceptor below words it.
+func asksRecvMsg(err error) bool { return errors.Is(readable(err), io.EOF) }
 
 // hand calls SendMsg or CloseSend of an attempt on the application's goroutine.
 func (at *streamAttempt) hand(send func() error) (err error) {
@@ -221,7 +225,7 @@ func (at *streamAttempt) handed(err error, before bool) {
 	at.sender = senderNone
 	s.change.Broadcast()
 	s.mu.Unlock()
-	if !isEOF(err) {
+	if !asksRecvMsg(err) {
 		at.abandon(err, before)
 	}
 }

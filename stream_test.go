@@ -647,13 +647,14 @@ func (s unclosable) CloseSend() error {
 // In a dry run an empty end is what gRPC says it is.
 func TestADryRunLeavesAnEmptyEndAlone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveScripts(t, "hang")
+		server := serveScripts(t, "recv a")
 		cc := server.conn(t, append(DialOptions(WithDryRun(true)), below(func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }))...)
 		openOn(t, cc, serverStream).play(t, "send a; close; recv EOF; cancel")
 	})
 }
 
 // No server ends a stream like that, so another attempt follows. One that has headers is a server's, and good if there may be no message.
+// If gRPC has not seen the end, an interceptor has made it.
 func TestAnEndThatNoServerHasSentIsAFailure(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -664,13 +665,14 @@ func TestAnEndThatNoServerHasSentIsAFailure(t *testing.T) {
 	}{
 		{"neither headers nor a trailer", serverStream, func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }, "recv 1; recv EOF", 2},
 		{"the same, without many responses", clientStream, func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }, "recv 1", 2},
+		{"an interceptor's own", serverStream, func(s grpc.ClientStream) grpc.ClientStream { return answered{nothing{s}} }, "recv EOF", 1},
 		{"headers", serverStream, func(s grpc.ClientStream) grpc.ClientStream { return headersOnly{nothing{s}} }, "recv EOF", 1},
 		{"headers, and the one response is missing", clientStream, func(s grpc.ClientStream) grpc.ClientStream { return headersOnly{nothing{s}} },
 			"recv INTERNAL", 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server, opened := serveScripts(t, "hang", "recv a; send 1"), 0
+				server, opened := serveScripts(t, "recv a", "recv a; send 1"), 0
 				cc := server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
 					if opened++; opened == 1 {
 						return tt.first(s)
@@ -692,12 +694,22 @@ type headersOnly struct{ grpc.ClientStream }
 
 func (headersOnly) Header() (metadata.MD, error) { return metadata.MD{}, nil }
 
-// nothing is a stream that an interceptor answers by itself.
+// nothing is a stream whose end looks as if no server had sent it.
 type nothing struct{ grpc.ClientStream }
 
-func (nothing) RecvMsg(any) error            { return io.EOF }
+func (s nothing) RecvMsg(m any) error {
+	if err := s.ClientStream.RecvMsg(m); err == nil {
+		return errors.New("a message")
+	}
+	return io.EOF
+}
 func (nothing) Header() (metadata.MD, error) { return nil, nil }
 func (nothing) Trailer() metadata.MD         { return nil }
+
+// answered is a stream that an interceptor answers by itself.
+type answered struct{ nothing }
+
+func (answered) RecvMsg(any) error { return io.EOF }
 
 // rejecting is a stream whose messages an interceptor checks: "bad" is rejected in both directions.
 type rejecting struct {
