@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -173,7 +172,8 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 
 func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
 
-// hasSlots reports whether b limits the retries in flight.
+// hasSlots reports whether b limits the retries in flight. A new budget may also have to be known to isThrottled, if calls do not wait
+// for its tokens, and to neverAllows, if some settings allow nothing.
 func hasSlots(b Budget) bool {
 	_, has := b.(*concurrencyBudget)
 	return has
@@ -192,27 +192,10 @@ func AllBudgets(b ...Budget) Budget {
 			all.budgets = append(all.budgets, b)
 		}
 	}
-	all.asked = slices.Clone(all.budgets)
-	slices.SortStableFunc(all.asked, func(a, b Budget) int { return cmp.Compare(rankOfBudget(a), rankOfBudget(b)) })
 	return all
 }
 
-// rankOfBudget is 1 for the budgets whose Balance is exact, so that withdraw can look at it before it takes anything: those of this
-// package that limit something. A new one belongs here, and in isThrottled if calls do not wait for its tokens, in hasSlots if a retry
-// holds one while it is in flight, and in neverAllows if some settings allow nothing.
-func rankOfBudget(b Budget) int {
-	switch b.(type) {
-	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:
-		return 1
-	default:
-		return 0
-	}
-}
-
-type allBudgets struct {
-	budgets []Budget
-	asked   []Budget // the same, those of other packages first
-}
+type allBudgets struct{ budgets []Budget }
 
 // String describes the budgets to readers of a policy.
 func (all *allBudgets) String() string {
@@ -230,26 +213,19 @@ func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false) }
 
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
 
-// withdraw first asks this package's budgets whether they have a token, because one that was taken and
-// returned may live longer than before. After that, only a concurrent retry can make one of them refuse.
 func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
-	for _, b := range all.budgets {
-		if rankOfBudget(b) == 1 && !affords(b, now, insteadOfOne) {
-			return false
-		}
-	}
 	taken := 0
 	defer func() { // also if one of them panics
-		if taken < len(all.asked) {
-			for _, b := range all.asked[:taken] {
+		if taken < len(all.budgets) {
+			for _, b := range all.budgets[:taken] {
 				depositIn(b, returned, insteadOfOne)
 			}
 		}
 	}()
-	for taken < len(all.asked) && takeFrom(all.asked[taken], now, insteadOfOne) {
+	for taken < len(all.budgets) && takeFrom(all.budgets[taken], now, insteadOfOne) {
 		taken++
 	}
-	return taken == len(all.asked)
+	return taken == len(all.budgets)
 }
 
 func (all *allBudgets) Balance(now time.Time) float64 {
@@ -263,7 +239,7 @@ func (all *allBudgets) Balance(now time.Time) float64 {
 // partsOf returns the budgets that b combines, in the order in which they are asked: itself, if it is no allBudgets.
 func partsOf(b Budget) []Budget {
 	if all, ok := b.(*allBudgets); ok {
-		return all.asked
+		return all.budgets
 	}
 	return []Budget{b}
 }
@@ -278,10 +254,9 @@ func release(b Budget) {
 	}
 }
 
-// depositIn reports to b how an attempt ended; released means that its slot was given back before. This
-// package's budgets come first, so that a slot is not lost if another panics.
+// depositIn reports to b how an attempt ended; released means that its slot was given back before.
 func depositIn(b Budget, o Outcome, released bool) {
-	for _, one := range slices.Backward(partsOf(b)) {
+	for _, one := range partsOf(b) {
 		if !released || !hasSlots(one) {
 			one.Deposit(o)
 		}

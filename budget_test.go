@@ -181,19 +181,6 @@ func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 	}
 }
 
-// A budget of another package that panics does not cost other calls a slot.
-func TestASlotIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
-	slots := concurrencyBudgetOf(t, 1)
-	for _, b := range []Budget{AllBudgets(panicking{}, slots), AllBudgets(slots, panicking{})} {
-		wantWithdrawn(t, b, epoch, 1)
-		func() {
-			defer func() { recover() }()
-			b.Deposit(returned)
-		}()
-		wantBalance(t, slots, epoch, 1)
-	}
-}
-
 type panicking struct{ unlimited }
 
 func (panicking) Deposit(Outcome) { panic("as the test wants") }

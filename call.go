@@ -163,12 +163,12 @@ func (c *call) firstContext() context.Context {
 	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
 }
 
-// newFirst returns the first attempt of a unary call without a contest, to be filled in. It has extras if it needs them.
-func (c *call) newFirst() *attempt {
+// newFirst returns the first attempt of a call that is neither a stream nor contested, in a context. It has extras if it needs them.
+func (c *call) newFirst(ctx context.Context) *attempt {
 	if c.policy.UnsentOnly || c.wantsHeader() {
-		return new(fullAttempt).in(c.firstContext())
+		return new(fullAttempt).in(ctx)
 	}
-	return &attempt{Context: c.firstContext()}
+	return &attempt{Context: ctx}
 }
 
 // A call asks for its plan in three ways: plan returns it if there is one; informedPlan makes it, and reads the channel, until
@@ -482,7 +482,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 // plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
-	o := Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: r == Succeeded && a.isLate()}
+	o := Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: c.contest != nil && r == Succeeded && a.isLate()}
 	if p := c.plan(); p != nil {
 		p.ended(o)
 		return

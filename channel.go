@@ -84,13 +84,6 @@ func (p *plan) follow(ch *channel) {
 // obey makes the plan follow a policy: the call's, or the one that the call turns out to have.
 func (p *plan) obey(resolved *policy) {
 	p.policy, p.elapsed, p.patience = resolved, resolved.MaxElapsed, resolved.Patience
-	if !p.hedging || resolved.mayHedge() {
-		return
-	}
-	p.hedging = false
-	if !p.pending.isDecided() {
-		p.dueAt = 0 // no hedge is due
-	}
 }
 
 // limited returns the call's context: the caller's or, if there is one, its child that ends with the service

@@ -342,7 +342,6 @@ func (k *contest) due(now time.Time) {
 	c := k.call
 	p := k.plan(now)
 	switch {
-	case p.dueAt == 0 || instantOf(now) < p.dueAt: // because of the config
 	case p.pending.isDecided():
 		k.do(p.due(p.ledger.at(now), c.retrier.random()).do)
 	case p.config.isLeftToGRPC(p.counted()):

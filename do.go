@@ -81,8 +81,7 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 			return u.contest.race(a, func(a *attempt) error { return f(a) })
 		})
 	}
-	first := func(ctx context.Context) *attempt { return &attempt{Context: ctx} }
-	return c.makeAttempts(first, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
+	return c.makeAttempts(c.newFirst, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
 // Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;

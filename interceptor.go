@@ -71,7 +71,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	done := false
 	defer c.guard(&done)
 	c.budget, c.spans, c.start = c.open()
-	a := c.newFirst()
+	a := c.newFirst(c.firstContext())
 	a.cc, a.method, a.number, a.start = cc, method, 1, c.start
 	a.PeerAddr, c.newest = &a.peer, a
 	r.report.attemptStarted(&c.facts, a)
