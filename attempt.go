@@ -96,7 +96,7 @@ func (a *attempt) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// Tried implements [tried.Attempt]. A call of another method has the attempt's context because it is
+// Tried implements [tried.Attempt]. It returns nil to a call of another method, which has the attempt's context because it is
 // made within the attempt, by an interceptor for example.
 func (a *attempt) Tried(method string) *tried.List {
 	if method != a.method {
@@ -113,8 +113,8 @@ func (a *attempt) triedList() *tried.List {
 	return a.tried.Load()
 }
 
-// extras are what an attempt has unless it is the first of a unary call and needs none of them, as most are: that makes a success 11 ns
-// faster, and a retry 30 ns slower. They are the attempt's context.
+// extras hold what most first attempts of unary calls can do without: that makes a success 11 ns faster, and a retry 30 ns slower. They
+// serve as the attempt's context.
 type extras struct {
 	context.Context                // the caller's, with what the server must know about the attempt; or that of bounds
 	added           *layers.Shared // has values that come before these; nil for none
@@ -124,7 +124,7 @@ type extras struct {
 	stopsGRPC bool          // gRPC is kept from retrying the attempt by itself; see also call
 	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
 	header    metadata.MD   // filled in like the trailer
-	bounds    *bounds       // nil for that of a unary call without a contest
+	bounds    *bounds       // nil for an attempt of a unary call without a contest
 }
 
 // Value implements [context.Context].
@@ -283,13 +283,13 @@ func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	}
 }
 
-// The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That
-// takes more than a peer that is unknown when the attempt has ended, because an interceptor below
+// The rest of this file finds out whether an attempt has certainly run nowhere: for [WithUnsentOnly] by a witness, for any stream by a
+// server's refusal. That takes more than a peer that is unknown when the attempt has ended, because an interceptor below
 // may drop the option that asks for the peer. gRPC itself must have reported the attempt's end:
 // it calls OnFinish at the end of every call whose options it has seen, also if it could not open
 // a stream, and before that it fills in the peer if it has opened one.
 
-// What gRPC has reported about an attempt with a witness, see extras.sighting.
+// What gRPC has reported about an attempt, see extras.sighting.
 const (
 	sawStream  uint32 = iota + 1 // there was a stream, so a server may have run the method
 	sawNone                      // the attempt has ended, and there was none
@@ -330,7 +330,7 @@ type witness struct {
 // in an empty one if the connection and its credentials have nothing to say.
 type noStream struct{ credentials.AuthInfo }
 
-// hasNotRun reports whether an attempt with a witness has certainly run on no server. Something that
+// hasNotRun reports whether an attempt has certainly run on no server. Something that
 // is not gRPC's own ClientConn may treat options in its own way, so it proves nothing.
 func (a *attempt) hasNotRun() bool {
 	seen := a.seen()

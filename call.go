@@ -284,7 +284,7 @@ func (c *call) next(e ending) (*attempt, error) {
 	return c.afterFailure(e, time.Now())
 }
 
-// afterFailure is next for an attempt that has failed. A wait starts at the time now.
+// afterFailure is next for an attempt that has failed. The wait counts from now.
 func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	v, err := c.judge(e, now)
 	if v.do == doEnd {

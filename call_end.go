@@ -169,7 +169,7 @@ func (h *history) all(more ...Attempt) []Attempt {
 	return all
 }
 
-// headerOf returns the header of an attempt that has ended. One without outputs of its own is among the call's failed attempts.
+// headerOf returns the header of an attempt that has ended. One without outputs of its own has failed, so the history has its header.
 func (c *call) headerOf(a *attempt) metadata.MD {
 	if c.ownOutputs(a) {
 		return a.extras().header

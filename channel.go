@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// A channel is what a ClientConn says about a method at one moment. A call reads it when it starts, if it may be left to gRPC or has
-// a timer. If there is no connection by then, it may have no service config yet, or an outdated one, so the call starts with what is
+// A channel is what a ClientConn says about a method at one moment. A call reads it when it starts, if it may be left to gRPC, has
+// a timer or obeys the service config. If there is no connection by then, it may have no service config yet, or an outdated one, so the call starts with what is
 // known, and reads it again when there is something to decide: gRPC has resolved the name by then, or has failed to.
 //
 // An interceptor cannot see the timeouts and retry policies of xDS routes.
@@ -50,7 +50,7 @@ func (c *call) mayGRPCRetry() bool {
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
 // through is retried if the service config says so.
 func (c *call) expectConfig(policies *methodPolicies, own []*policyOption) {
-	method := c.method
+	method := c.method // so that c stays on the stack
 	c.unresolved = func(ch channel) *policy { return policies.withOwn(policies.on(&ch, method), own) }
 	if c.mode == modePassThrough {
 		c.mode = modeRetried

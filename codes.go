@@ -24,8 +24,8 @@ const (
 	Stop
 )
 
-// retryable reports whether the policy considers f retryable: the classifier decides first, then
-// the code set. It is never called for a failure that the end of the caller's own context explains.
+// retryable reports whether the policy considers f retryable: if the failure itself does not settle it, the classifier decides
+// first, then the code set. It is never called for a failure that the end of the caller's own context explains.
 func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) bool {
 	if f.Refused {
 		return true

@@ -77,7 +77,7 @@ func (k *contest) start(a *attempt) {
 	k.add(a)
 }
 
-// add needs the turn.
+// add takes in an attempt that has started, with its timeout. It needs the turn.
 func (k *contest) add(a *attempt) {
 	a.bounds().expires = never
 	if timeout := k.call.policy.AttemptTimeout; timeout > 0 {
@@ -98,7 +98,7 @@ func (k *contest) settle(a *attempt) {
 	k.remove(a)
 }
 
-// remove needs the turn.
+// remove is the opposite of add. It needs the turn.
 func (k *contest) remove(a *attempt) {
 	i := slices.Index(k.open, a)
 	if i < 0 {
@@ -401,7 +401,7 @@ func (k *contest) send() {
 var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
 // guarded takes the turn for f. If a callback panics or ends the goroutine, so does the caller's goroutine, which may
-// handle it, see repanic. f is about the end of an attempt, or about none.
+// handle it, see repanic. a is the attempt whose end f deals with, nil for none.
 func (k *contest) guarded(f func(), a *attempt) {
 	k.turn.Take()
 	defer k.turn.Give()

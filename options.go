@@ -389,7 +389,7 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 // context. f runs on the call's goroutine, so a slow f slows the call down, and a panic in f
 // reaches the caller. The events of a call with hedging or an attempt timeout also come one at a time, but from
 // any of its goroutines; the call waits for f, even if it has its response. If a stream ends while no goroutine
-// uses it, f runs on a goroutine of gRPC, where a panic ends the program. f must be safe for concurrent use,
+// uses it, f runs on a goroutine of the library, where a panic ends the program. f must be safe for concurrent use,
 // and must not use the call's own stream before [CallEnd]. To follow single calls, put a value into the call's
 // context.
 //

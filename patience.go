@@ -27,7 +27,7 @@ func (w *waiter) fails(now instant) trouble {
 		w.firstFailure = now
 	}
 	patience := w.patience
-	if !w.isPatient() { // others may be, and the metrics tell of the target, too
+	if !w.isPatient() { // other calls may be, and the metrics tell of the target, too
 		patience = defaultPatience
 	}
 	return w.target.fail(now, patience)

@@ -185,7 +185,7 @@ type policy struct {
 // newPolicy fills in the defaults: in place of fields that are not set, and of values that stand for them.
 func newPolicy(given *partial, fallback budgets) *policy {
 	p := &policy{Policy: given.Policy, attemptsScope: given.attemptsScope, budgetScope: given.budgetScope, hedgingScope: given.hedgingScope}
-	if !given.set.has(fieldHedging) { // it was, before Disable
+	if !given.set.has(fieldHedging) { // Disable only takes it out of the set
 		p.Hedging = nil
 	}
 	p.MaxAttempts = cmp.Or(p.MaxAttempts, defaultMaxAttempts)

@@ -22,8 +22,8 @@ import (
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended. Why an attempt has failed whose server had sent
-// headers, gRPC tells only in RecvMsg. If no goroutine is there, SendMsg itself receives, as the type that the
-// linked proto names, like Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream
+// headers, gRPC tells only in RecvMsg. If no other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type
+// that the linked proto names, like Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream
 // is committed from then on. SendMsg may wait while another goroutine is retrying and the buffer, or the
 // replay memory, is full.
 //

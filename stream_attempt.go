@@ -68,7 +68,8 @@ func (at *streamAttempt) failure() error {
 func (at *streamAttempt) finished(err error) {
 	s := at.of
 	s.mu.Lock()
-	if at.end = io.EOF; err != nil && !at.received { // otherwise RecvMsg knows better
+	at.end = io.EOF
+	if err != nil && !at.received { // otherwise RecvMsg knows better
 		at.end = err
 	}
 	s.change.Broadcast()

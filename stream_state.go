@@ -73,13 +73,13 @@ func (s *streamState) show(a *attempt) {
 	s.at = a.bounds().stream
 }
 
-// isOver reports whether the outcome is known.
+// isOver needs mu. It reports whether the outcome is known.
 func (s *streamState) isOver() bool { return s.phase >= phaseEnding }
 
-// isBound reports whether the application is bound to the attempt.
+// isBound needs mu. It reports whether the application is bound to the attempt.
 func (s *streamState) isBound() bool { return s.phase >= phaseCommitting && !s.isOver() }
 
-// uses reports whether the attempt is in use, and may be replaced.
+// uses needs mu. It reports whether the attempt is in use, and may be replaced.
 func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
 
 // isAwaited needs mu. It reports whether the application waits for a message or for headers.

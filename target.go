@@ -60,8 +60,7 @@ func newTargets(log *logger) *targets {
 	return all
 }
 
-// A trouble is what is known about a failing target at one moment. If the target is not failing,
-// since is the zero time.
+// A trouble is what is known about a failing target at one moment. If the target is not failing, since is 0.
 type trouble struct {
 	since, latest instant
 	answers       int64
