@@ -341,7 +341,7 @@ func (c *call) ask(p *plan, f *failure, a *attempt, err error, state connectivit
 		p.policy.examine(c.ctx, f)
 	}
 	a.reported = true
-	v := p.failed(f, p.ledger.at(now), u)
+	v := p.failed(f, p.ledger.noted(now), u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
 	return v
 }
@@ -417,9 +417,9 @@ func (c *call) wait(do action) (reason error, gone bool) {
 		case isClosed(c.cc):
 			return errConnClosed, false
 		case connected:
-			v = p.connected(p.ledger.at(now), c.retrier.random())
+			v = p.connected(p.ledger.noted(now), c.retrier.random())
 		default:
-			v = p.due(p.ledger.at(now), c.retrier.random())
+			v = p.due(p.ledger.noted(now), c.retrier.random())
 		}
 		if do = v.do; do == doEnd {
 			return v.Reason, false

@@ -334,7 +334,7 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	k.do(p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random()).do)
+	k.do(p.overdue(c.ctx, &f, p.ledger.noted(now), c.retrier.random()).do)
 }
 
 // due asks the plan what is due, and does it.
@@ -343,7 +343,7 @@ func (k *contest) due(now time.Time) {
 	p := k.plan(now)
 	switch {
 	case p.pending.isDecided():
-		k.do(p.due(p.ledger.at(now), c.retrier.random()).do)
+		k.do(p.due(p.ledger.noted(now), c.retrier.random()).do)
 	case p.config.isLeftToGRPC(p.counted()):
 		p.dueAt = 0
 	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(stateOf(c.cc)), c.unresolved != nil && !p.config.informed:
@@ -351,7 +351,7 @@ func (k *contest) due(now time.Time) {
 		// perhaps although the channel's config allows none.
 		p.putOff(instantOf(now))
 	default:
-		v := p.due(p.ledger.at(now), 0) // a hedge needs no random number
+		v := p.due(p.ledger.noted(now), 0) // a hedge needs no random number
 		c.retrier.report.hedgeJudged(&c.facts, v, now)
 		k.do(v.do)
 	}

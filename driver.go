@@ -58,7 +58,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 
 // Sent implements [drive.Plan].
 func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
-	s := p.plan.send(p.plan.ledger.at(now))
+	s := p.plan.send(p.plan.ledger.noted(now))
 	p.silent = s.silent
 	a = Attempt{Method: p.method, Number: int(s.number), Hedge: s.hedge, Start: now,
 		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
@@ -114,7 +114,7 @@ func (p *drivenPlan) failed(f *failure, now time.Time, u float64) verdict {
 	if !p.plan.isReplaced(f) {
 		p.plan.policy.examine(p.ctx, f)
 	}
-	return p.plan.failed(f, p.plan.ledger.at(now), u)
+	return p.plan.failed(f, p.plan.ledger.noted(now), u)
 }
 
 // RequestHeader implements [drive.Plan].
@@ -149,7 +149,7 @@ func (p *drivenPlan) askAbout(i int, now time.Time) drive.Step {
 	f := p.failure(a, now)
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
-	v := p.plan.overdue(p.ctx, &f, p.plan.ledger.at(now), p.u)
+	v := p.plan.overdue(p.ctx, &f, p.plan.ledger.noted(now), p.u)
 	if p.plan.deadline != 0 || v.do > 0 {
 		p.overdue = slices.Delete(p.overdue, i, i+1)
 	}
@@ -163,7 +163,7 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 		return p.export(verdict{Reason: reason, do: doEnd})
 	}
 	_, p.u = math.Modf(p.u + math.Phi)
-	at := p.plan.ledger.at(now)
+	at := p.plan.ledger.noted(now)
 	if p.isAskedAbout() {
 		return p.askAbout(0, now)
 	}

@@ -24,8 +24,8 @@ const (
 	hedgesPay
 )
 
-// at takes note of the time of a decision.
-func (l *ledger) at(now time.Time) instant {
+// noted takes note of the time of a decision, and returns it.
+func (l *ledger) noted(now time.Time) instant {
 	l.now = now
 	return instantOf(now)
 }

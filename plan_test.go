@@ -27,7 +27,7 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 // judgedBy returns what the plan says about a failure.
 func judgedBy(p *plan, f *failure, now time.Time, u float64) verdict {
 	p.policy.examine(context.Background(), f)
-	return p.failed(f, p.ledger.at(now), u)
+	return p.failed(f, p.ledger.noted(now), u)
 }
 
 // A wait that would end exactly at a limit is drawn from the time left, too.

@@ -35,7 +35,8 @@ import (
 // messages, never runs beneath it.
 //
 // A later attempt is sent the messages by a goroutine of the library. If a codec or an interceptor below panics there,
-// the call ends with INTERNAL.
+// the call ends with INTERNAL. If a stream ends while no goroutine uses it, the library may call Header and Trailer of interceptors
+// below on a goroutine of its own, where a panic ends the program.
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
 // application abandons is not reported, and the stream counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
