@@ -10,8 +10,9 @@ import (
 )
 
 // A channel is what a ClientConn says about a method at one moment. A call reads it when it starts, if it may be left to gRPC, has
-// a timer or obeys the service config. If there is no connection by then, it may have no service config yet, or an outdated one, so the call starts with what is
-// known, and reads it again when there is something to decide: gRPC has resolved the name by then, or has failed to.
+// a timer or obeys the service config. If there is no connection by then, it may have no service config yet, or an outdated one, so
+// the call starts with what is known, and reads it again when there is something to decide: gRPC has resolved the name by then, or has
+// failed to.
 //
 // An interceptor cannot see the timeouts and retry policies of xDS routes.
 type channel struct {

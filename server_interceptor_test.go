@@ -84,7 +84,7 @@ func TestGivingUpForbidsTheCallerToRetry(t *testing.T) {
 		{"attempts used up", exhausted, true},
 		{"no budget",
 			downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}), WithPatience(0)}}, true},
-		{"no budget, also in the end", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1})}}, true},
+		{"no budget in the end", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1})}}, true},
 		{"no time left within MaxElapsed", downstream{always(unavailable()), []Option{WithMaxElapsed(2 * second)}}, true},
 		{"told not to retry", downstream{script(told), nil}, true},
 		{"told to wait too long", downstream{script(unavailable().pushback("600000")), nil}, true},
