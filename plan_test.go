@@ -66,6 +66,59 @@ func TestAFailureToConnectAfterAServerForbadeMoreAttempts(t *testing.T) {
 	}
 }
 
+// What is due after a failure beside other attempts in flight, which decide.
+func TestAFailureBesideOthersInFlight(t *testing.T) {
+	failed := func(number int, pushback ...string) *failure {
+		return &failure{Attempt: Attempt{Number: number, Err: errUnavailable, Trailer: metadata.MD{pushbackKey: pushback}}}
+	}
+	overdue := failure{Attempt: Attempt{Number: 1, Err: errCut}, TimedOut: true}
+	for name, tt := range map[string]struct {
+		steps func(p *plan) verdict // after attempts at 0 s, 1 s and 2 s
+		want  verdict
+		due   time.Duration // 0 for never
+	}{
+		"another hedge may follow": {func(p *plan) verdict {
+			p.dueAt = 0 // what was due is done
+			return judgedBy(p, failed(1), noon.Add(3*second), 0)
+		}, verdict{Reason: errInFlight}, 4 * second},
+		"a server has forbidden more": {func(p *plan) verdict {
+			judgedBy(p, failed(1, "-1"), noon.Add(3*second), 0)
+			return judgedBy(p, failed(2), noon.Add(3*second), 0)
+		}, verdict{Reason: errInFlight}, 0},
+		"a server asks for too long a wait": {func(p *plan) verdict {
+			return judgedBy(p, failed(1, "600000"), noon.Add(3*second), 0)
+		}, verdict{Wait: 10 * time.Minute, WaitSource: WaitPushback, Reason: ErrPushback}, 0},
+		"one is cut for a retry": {func(p *plan) verdict {
+			p.overdue(t.Context(), &overdue, instantOf(noon.Add(5*second)), 0)
+			if v := p.due(instantOf(noon.Add(6*second)), 0); v.do != 1 {
+				t.Fatalf("when the retry is due: %+v, want that the first is cut", v)
+			}
+			return judgedBy(p, failed(2), noon.Add(6*second), 0)
+		}, verdict{Reason: errInFlight}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := planOf(t, Policy{MaxAttempts: 5, AttemptTimeout: 5 * second, Backoff: Constant(second),
+				Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, noon, noon.Add(time.Minute))
+			now := instantOf(noon)
+			p.hedging, p.delay = true, second
+			p.send(now)
+			for i := range 2 {
+				at := now.Add(time.Duration(i+1) * second)
+				p.due(at, 0)
+				p.send(at)
+			}
+			got := tt.steps(p)
+			due := time.Duration(0)
+			if p.dueAt != 0 {
+				due = p.dueAt.Sub(now)
+			}
+			if got != tt.want || due != tt.due {
+				t.Errorf("%+v, and something is due after %v; want %+v and %v", got, due, tt.want, tt.due)
+			}
+		})
+	}
+}
+
 // What an attempt's end means that was cut for the next one.
 func TestTheEndOfACutAttempt(t *testing.T) {
 	for name, tt := range map[string]struct {
