@@ -206,6 +206,11 @@ func TestAResponseAtTheTimeoutIsLateForAll(t *testing.T) {
 			if want := []Outcome{{Attempt: 1, Result: Succeeded, late: true}}; !late || !slices.Equal(heard.heard, want) {
 				t.Errorf("late for the observer: %t; the budget heard %+v, want %+v", late, heard.heard, want)
 			}
+			earns := ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: Nothing})
+			if err := r.Do(ctx, "/sql/read", func(context.Context) error { time.Sleep(second); return nil }, WithBudget(earns)); err != nil {
+				t.Fatal(err)
+			}
+			wantBalance(t, earns, time.Now(), 0)
 		})
 	}
 }

@@ -186,7 +186,13 @@ func TestATokenAwaitedInVainIsGivingUp(t *testing.T) {
 					last := serveHandler(t, func(context.Context) error { return status.Error(codes.Unavailable, "down") })
 					below := last.client(t, append(tt.opts, WithBudget(stingy{}))...)
 					made := 0
-					middle := serveHandler(t, func(ctx context.Context) error { made++; _, err := send(ctx, below); return err }, serverOptions()...)
+					middle := serveHandler(t, func(ctx context.Context) error {
+						made++
+						if _, err := send(ctx, below); !tellsOfGivingUp(err) {
+							t.Errorf("%v does not tell that the call has given up", err)
+						}
+						return errUnavailable // does not tell
+					}, serverOptions()...)
 					start := time.Now()
 					_, err := send(t.Context(), middle.client(t, WithBudget(Unlimited)))
 					took := time.Since(start)

@@ -237,8 +237,8 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 // limit it to one attempt would lose calls if several services fail in part at the same time.
 
 // gaveUp reports whether a call that ended for a reason has given up, so that its caller's caller must
-// not start again. reached says that an attempt has reached a server, tokenless that the call was waiting for a token.
+// not start again. reached says that an attempt has reached a server, tokenless that it was waiting for a token.
 func gaveUp(reason error, reached, tokenless bool) bool {
 	r := reasons.Of(reason)
-	return r.GivesUp || r.GivesUpIfReached && reached || is(reason, ErrTargetDown) && tokenless
+	return r.GivesUp || r.GivesUpIfReached && reached || tokenless
 }

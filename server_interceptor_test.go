@@ -365,6 +365,7 @@ func TestAPlanForARequest(t *testing.T) {
 		{"a retry", true, nil, nil, errCallerRetries, false},
 		{"no time left", false, nil, []Option{WithMaxElapsed(second)}, ErrMaxElapsed, true},
 		{"told not to retry", false, metadata.Pairs(pushbackKey, "-1"), nil, ErrPushback, true},
+		{"a token awaited in vain", false, nil, []Option{WithBudget(stingy{})}, ErrTargetDown, true},
 		{"without retries", false, nil, []Option{Disable()}, ErrAttemptsExhausted, false},
 		{"without retries, and told", false, metadata.Pairs(pushbackKey, "-1"), []Option{Disable()}, ErrPushback, true},
 	} {
@@ -375,6 +376,9 @@ func TestAPlanForARequest(t *testing.T) {
 			a, _ := plan.Sent(noon)
 			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), tt.trailer
 			step := plan.Ended(a, noon, 0)
+			for !step.End && tt.reason != nil { // it waits
+				step = plan.Due(plan.DueAt())
+			}
 			if step.End != (tt.reason != nil) || step.Reason != tt.reason || request.GaveUp() != tt.gaveUp {
 				t.Errorf("step %+v, and gave up: %t; want the reason %v, and %t", step, request.GaveUp(), tt.reason, tt.gaveUp)
 			}

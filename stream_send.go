@@ -193,7 +193,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	if s.isBound() {
 		s.bypass(at)
 	}
-	if s.isOver() && !asksRecvMsg(err) && isSame(s.final, err) {
+	if s.isOver() && isSame(s.final, err) {
 		return s.final
 	}
 	return err
