@@ -207,7 +207,8 @@ func (p *drivenPlan) export(v verdict) drive.Step {
 	if v.do == doEnd {
 		p.overdue = nil
 	}
-	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0, p.plan.tokenless && is(v.Reason, ErrTargetDown)) && p.plan.policy.MaxAttempts > 1 {
+	tokenless := p.plan.tokenless && is(v.Reason, ErrTargetDown)
+	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0, tokenless) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}
 	step := drive.Step{Send: v.do == doSend, Cut: int(max(v.do, 0)), Connect: v.do == doConnect, End: v.do == doEnd, Reason: v.Reason}
