@@ -109,6 +109,54 @@ func TestLosersAreToldByTheCause(t *testing.T) {
 	})
 }
 
+// No hedge follows when the call is decided, although an attempt is still in flight: something below takes its time to end.
+func TestNoHedgeFollowsTheDecision(t *testing.T) {
+	for name, tt := range map[string]struct {
+		second error         // after half a second
+		cancel time.Duration // since the start
+		panics bool          // an observer does, at the end of the second attempt
+		code   codes.Code
+	}{
+		"an attempt has won":       {nil, time.Hour, false, codes.OK},
+		"a failure is final":       {status.Error(codes.NotFound, "gone"), time.Hour, false, codes.NotFound},
+		"the caller has gone":      {errUnavailable, 7 * second / 4, false, codes.Canceled},
+		"an observer has panicked": {errUnavailable, time.Hour, true, codes.Internal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				time.AfterFunc(tt.cancel, cancel)
+				start, made := time.Now(), atomic.Int32{}
+				intercept := UnaryClientInterceptor(hedged(5, Hedging{Delay: HedgeAfter(second)}), WithObserver(func(_ context.Context, e Event) {
+					if tt.panics && e.Kind == AttemptEnd && e.Attempt.Number == 2 {
+						panic("observer")
+					}
+				}))
+				err := func() (err error) {
+					defer func() {
+						if p := recover(); p != nil {
+							err = status.Error(codes.Internal, "panic")
+						}
+					}()
+					return invokeEcho(ctx, intercept, func(ctx context.Context, n int) error {
+						made.Add(1)
+						if n == 2 {
+							time.Sleep(second / 2)
+							return tt.second
+						}
+						time.Sleep(10 * second) // whatever happens to ctx
+						return status.FromContextError(ctx.Err()).Err()
+					})
+				}()
+				if n := made.Load(); status.Code(err) != tt.code || n != 2 || time.Since(start) != 10*second {
+					t.Errorf("%v after %v and %d attempts, want %v after 10s and 2", err, time.Since(start), n, tt.code)
+				}
+			})
+		})
+	}
+}
+
 // Hedges are not saved up: what calls earn can be spent for a second, and one hedge is kept.
 func TestDefaultHedgeBudget(t *testing.T) {
 	b := newHedgeBudget()
