@@ -66,7 +66,7 @@ func TestStreams(t *testing.T) {
 
 		// The attempt timeout.
 		{"a first message too late", serverStream, []Option{WithAttemptTimeout(5 * second)},
-			[]string{"recv a; wait 6s; send 1", "recv a; send 1"},
+			[]string{"recv a; wait 7s; send 1", "recv a; send 1"},
 			"send a; close; recv 1; recv EOF", nil, []time.Duration{0, 6 * second}},
 		{"a first message in time lives on", serverStream, []Option{WithAttemptTimeout(5 * second)},
 			[]string{"recv a; wait 4s; send 1; wait 50s; send 2"},
