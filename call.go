@@ -367,7 +367,8 @@ var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was
 func (c *call) describe(f *failure, a *attempt, err error, state connectivity.State, now time.Time) {
 	header := c.collect(a)
 	unsent := false
-	if f.Function = c.functionTarget != ""; f.Function {
+	f.Function = c.functionTarget != ""
+	if f.Function {
 		unsent = isUnsent(err)
 		if below, _ := errtype.As[*Error](err); below != nil { // its pushback applies to the function, which would call the same server
 			a.trailer = below.trailer()

@@ -248,7 +248,8 @@ func readable(err error) (safe error) {
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
 
-// isSame is [errors.Is] for a target that is not ours. What an error wraps may be impossible to compare although the error's type is not.
+// isSame is [errors.Is] for a target that is not ours. An error of a type that can be compared may hold what cannot, and then comparing
+// panics.
 func isSame(err, target error) (same bool) {
 	defer func() { _ = recover() }()
 	return errors.Is(err, target)
