@@ -73,22 +73,22 @@ func TestAFailureBesideOthersInFlight(t *testing.T) {
 	}
 	overdue := failure{Attempt: Attempt{Number: 1, Err: errCut}, TimedOut: true}
 	for name, tt := range map[string]struct {
-		steps func(p *plan) verdict // after attempts at 0 s, 1 s and 2 s
+		steps func(t *testing.T, p *plan) verdict // after attempts at 0 s, 1 s and 2 s
 		want  verdict
 		due   time.Duration // 0 for never
 	}{
-		"another hedge may follow": {func(p *plan) verdict {
+		"another hedge may follow": {func(_ *testing.T, p *plan) verdict {
 			p.dueAt = 0 // what was due is done
 			return judgedBy(p, failed(1), noon.Add(3*second), 0)
 		}, verdict{Reason: errInFlight}, 4 * second},
-		"a server has forbidden more": {func(p *plan) verdict {
+		"a server has forbidden more": {func(_ *testing.T, p *plan) verdict {
 			judgedBy(p, failed(1, "-1"), noon.Add(3*second), 0)
 			return judgedBy(p, failed(2), noon.Add(3*second), 0)
 		}, verdict{Reason: errInFlight}, 0},
-		"a server asks for too long a wait": {func(p *plan) verdict {
+		"a server asks for too long a wait": {func(_ *testing.T, p *plan) verdict {
 			return judgedBy(p, failed(1, "600000"), noon.Add(3*second), 0)
 		}, verdict{Wait: 10 * time.Minute, WaitSource: WaitPushback, Reason: ErrPushback}, 0},
-		"one is cut for a retry": {func(p *plan) verdict {
+		"one is cut for a retry": {func(t *testing.T, p *plan) verdict {
 			p.overdue(t.Context(), &overdue, instantOf(noon.Add(5*second)), 0)
 			if v := p.due(instantOf(noon.Add(6*second)), 0); v.do != 1 {
 				t.Fatalf("when the retry is due: %+v, want that the first is cut", v)
@@ -107,7 +107,7 @@ func TestAFailureBesideOthersInFlight(t *testing.T) {
 				p.due(at, 0)
 				p.send(at)
 			}
-			got := tt.steps(p)
+			got := tt.steps(t, p)
 			due := time.Duration(0)
 			if p.dueAt != 0 {
 				due = p.dueAt.Sub(now)
