@@ -38,7 +38,7 @@ type call struct {
 	free       context.CancelFunc    // of the limit
 
 	discard func()      // runs before the wait for another attempt; nil for none
-	isLast  func() bool // reports that no attempt can follow the one in flight; nil if one always can
+	isLast  func() bool // reports that no attempt can follow the newest; nil if one always can
 
 	contest *contest // nil if the call has neither an attempt timeout nor hedges
 
@@ -379,10 +379,9 @@ func (c *call) describe(f *failure, a *attempt, err error, state connectivity.St
 	}
 	a.describe(&f.Attempt, err, header, now)
 	f.CtxErr, f.Closed = endOf(c.limited(), now), state == connectivity.Shutdown
-	f.Committed = c.stream != nil && c.stream.isFinal()
+	f.Committed, f.Last = c.stream != nil && c.stream.isFinal(), c.isLast != nil && c.isLast()
 	if a.timedOut(err) {
 		f.TimedOut = true
-		f.Last = c.isLast != nil && c.isLast()
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
 	f.Refused = a.number == 1 && a.seen() == sawRefusal

@@ -30,7 +30,7 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 	if f.Refused {
 		return true
 	}
-	if code == codes.OK || f.Last || isPermanent(f.Attempt.Err) { // some errors say OK
+	if code == codes.OK || isPermanent(f.Attempt.Err) { // some errors say OK
 		return false
 	}
 	if p.Classifier != nil && !f.Committed { // a committed call is not retried in any case

@@ -23,7 +23,7 @@ type failure struct {
 	Function   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
 	NoResponse bool  // the server that it reached has not responded, and may still be at work
 	TimedOut   bool  // the attempt timeout ended it
-	Last       bool  // no other attempt can follow one that the timeout ended, see function.Call
+	Last       bool  // the function cannot be called again, see function.Call
 	Committed  bool  // the application is bound to it, see docs/design.md, Commit
 	CtxErr     error // context.Cause of the caller's context, if that has ended
 	Closed     bool  // the ClientConn is closed
@@ -124,6 +124,8 @@ func (p *policy) ruledOut(f *failure) error {
 		return ErrPushback
 	case !f.found.retryable:
 		return ErrNotRetryable
+	case f.Last:
+		return ErrCommitted
 	case p.UnsentOnly && !f.NotRun && !f.found.hinted:
 		return ErrMayHaveRun
 	default:

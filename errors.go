@@ -54,9 +54,10 @@ var (
 	// have it, because the error is returned unchanged.
 	errWouldRetry = reasons.New(reasons.Reason{Word: "would_retry", Text: "dry run: another attempt would follow"})
 	// ErrCommitted: the application has seen something of the stream, or its messages cannot be replayed,
-	// see [WithBufferLimit]. An [Error] has it if they could no longer be replayed when a retry was due; otherwise only events
-	// have it, because the stream's error is returned unchanged.
-	ErrCommitted = reasons.New(reasons.Reason{Word: "committed", Text: "stream is committed"})
+	// see [WithBufferLimit]; or a request of package httpretry has a body that cannot be sent again. An [Error] has it after a
+	// retry of such a request, and if a stream's messages could no longer be replayed when a retry was due; otherwise only events
+	// have it, because the error is returned unchanged.
+	ErrCommitted = reasons.New(reasons.Reason{Word: "committed", Text: "call is committed", Untouched: true})
 	// errConnClosed: the ClientConn was closed between two attempts.
 	errConnClosed = reasons.New(reasons.Reason{
 		Word: "conn_closed", Text: "client connection is closed", Untouched: true, Quiet: true, ByCaller: true,

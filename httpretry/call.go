@@ -30,7 +30,7 @@ type call struct {
 // attempt makes one attempt. Its error describes a response that is a failure, too.
 func (c *call) attempt(ctx context.Context) error {
 	if c.waited && !c.body.Load().retire() { // the body turned out to be read when a retry had been decided on
-		return grpcretry.Permanent(c.failed)
+		return c.failed // the engine asks isLast
 	}
 	c.response, c.failed, c.waited = nil, nil, false
 	if err := c.nextBody(); err != nil {
@@ -54,14 +54,11 @@ func (c *call) attempt(ctx context.Context) error {
 		c.response = own.bind(response, c.body.Load() == nil)
 		c.failed = newStatusError(response)
 	}
-	if ctx.Err() == nil && c.isLast() { // otherwise, the engine asks
-		c.failed = grpcretry.Permanent(c.failed)
-	}
 	return c.failed
 }
 
 // isLast reports whether no other attempt can follow, because the body cannot be sent again, or because
-// the request was cancelled. The engine calls it on another goroutine.
+// the request was cancelled. The engine may call it on another goroutine.
 func (c *call) isLast() bool {
 	return !c.body.Load().canRepeat() || isClosed(c.request.Cancel) //nolint:staticcheck // deprecated, but http.Client still sets it
 }

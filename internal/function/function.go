@@ -13,8 +13,8 @@ type Call struct {
 	// Discard is called when an attempt has failed and another has been decided on, before the wait
 	// for it.
 	Discard func()
-	// IsLast is called, on another goroutine than Run, when an attempt has reached its timeout, and
-	// reports whether no other attempt can follow it.
+	// IsLast is called when an attempt has failed or, on another goroutine than Run, has reached its timeout, and
+	// reports whether no other attempt can follow it. Then the call ends with that attempt's failure.
 	IsLast func() bool
 	// UnsentOnly is set if more than one attempt is allowed only under a policy with WithUnsentOnly.
 	UnsentOnly bool
