@@ -166,24 +166,19 @@ func (s *retryStream) left(n *int32, waits bool) {
 }
 
 // cleanEnd returns the error of a stream that has ended without a failure: io.EOF if that is true. If gRPC says so, an end that
-// has neither headers nor a trailer was sent by no server. A client stream that has ended well has a response.
+// has neither headers nor a trailer was sent by no server. An end that an interceptor below has made up is taken as it is: gRPC's
+// Header could wait, and its Trailer must not be called yet.
 func (at *streamAttempt) cleanEnd() error {
 	at.of.mu.Lock()
-	hasMessage, isGRPCs := at.hasMessage, at.end != nil
+	doubtful := at.end == io.EOF && !at.hasMessage && !at.of.call.policy.dryRun //nolint:errorlint // our own mark
 	at.of.mu.Unlock()
-	if hasMessage {
+	if !doubtful {
 		return io.EOF
 	}
-	trailer := at.stream.Trailer()
-	md, _ := at.stream.Header()
-	switch {
-	case md == nil && len(trailer) == 0 && isGRPCs && !at.of.call.policy.dryRun: // that of a server has at least the content-type
-		return errConnLost
-	case !at.of.desc.ServerStreams:
-		return errNoResponse
-	default:
+	if md, err := at.stream.Header(); md != nil || err != nil || len(at.stream.Trailer()) > 0 { // a server's has at least the content-type
 		return io.EOF
 	}
+	return errConnLost
 }
 
 // overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops

@@ -416,6 +416,97 @@ func TestAnInterceptorBelowMayWrapTheEOFOfSendMsg(t *testing.T) {
 	}
 }
 
+// It may also make one up, while its stream is alive. As with plain gRPC, the application gets it immediately.
+func TestAnInterceptorBelowMayMakeUpAnEOFOfSendMsg(t *testing.T) {
+	for _, before := range []string{"send a", "context; send a"} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+			t.Run(before+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					madeUp := fmt.Errorf("reading a chunk: %w", io.EOF)
+					fails := false
+					app := openOn(t, serveScripts(t, "recv a; wait 1m; send 1").conn(t, append(opts, below(func(s grpc.ClientStream) grpc.ClientStream {
+						return &hookedStream{ClientStream: s, send: func(m any) error {
+							if fails {
+								return madeUp
+							}
+							return s.SendMsg(m)
+						}}
+					}))...), bidiStream)
+					app.play(t, before)
+					fails = true
+					start := time.Now()
+					if err := app.stream.SendMsg(&echov1.EchoRequest{Message: "b"}); err != madeUp || time.Since(start) > 0 {
+						t.Errorf("SendMsg = %v after %v, want %v immediately", err, time.Since(start), madeUp)
+					}
+					app.play(t, "recv 1; recv EOF")
+				})
+			})
+		}
+	}
+}
+
+// An interceptor may word the io.EOF of RecvMsg. That of SendMsg stays io.EOF.
+func TestAnInterceptorBelowMayWrapTheEOFOfRecvMsg(t *testing.T) {
+	for _, server := range []string{"", "header", "fail NOT_FOUND"} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+			t.Run(server+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					app := openOn(t, serveScripts(t, server).conn(t, append(opts, below(func(s grpc.ClientStream) grpc.ClientStream {
+						return &hookedStream{ClientStream: s, recv: func(m any) error {
+							return fmt.Errorf("receiving: %w, %w", s.RecvMsg(m), io.EOF)
+						}}
+					}))...), bidiStream)
+					app.play(t, "wait 1s")
+					for range 3 {
+						if err := app.stream.SendMsg(&echov1.EchoRequest{}); err != io.EOF {
+							t.Errorf("SendMsg = %v, want io.EOF", err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// An interceptor may end a stream by itself, with io.EOF, whatever gRPC's stream has come to. gRPC's Header could wait for ever then.
+func TestAnInterceptorBelowMayEndAStream(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		desc   *grpc.StreamDesc
+		server string
+		below  func(grpc.ClientStream) grpc.ClientStream
+	}{
+		{"before there are headers", bidiStream, "recv a; hang", func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, recv: func(any) error { return io.EOF }}
+		}},
+		{"in place of a status", clientStream, "recv a; fail NOT_FOUND", func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, recv: func(m any) error { s.RecvMsg(m); return io.EOF }}
+		}},
+		{"in place of a response", clientStream, "recv a; send 1", func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, recv: func(m any) error { s.RecvMsg(m); return io.EOF }}
+		}},
+		{"with an error of Header", serverStream, "recv a", func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }},
+	} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady), "dry run": DialOptions(steady, WithDryRun(true))} {
+			t.Run(tt.name+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveScripts(t, tt.server)
+					start := time.Now()
+					openOn(t, server.conn(t, append(opts, below(tt.below))...), tt.desc).play(t, "send a; close; wait 1ms; recv EOF; cancel")
+					if n := len(server.attempts()); n != 1 || time.Since(start) > time.Millisecond {
+						t.Errorf("the server saw %d attempts, and the end came after %v, want 1 after 1ms", n, time.Since(start))
+					}
+				})
+			})
+		}
+	}
+}
+
+// headerless is a stream whose Header fails.
+type headerless struct{ grpc.ClientStream }
+
+func (headerless) Header() (metadata.MD, error) { return nil, errors.New("no headers here") }
+
 // An interceptor that receives ahead, and looks at its context, may or may not have a message for the application when the call has
 // ended. Nothing but the call's error follows an error.
 func TestNothingFollowsTheErrorOfACallThatSendMsgHasEnded(t *testing.T) {

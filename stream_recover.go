@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // This file gets a stream from one attempt to the next, and to its end.
@@ -61,9 +59,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	s.mu.Unlock()
 	return at, err
 }
-
-// errNoResponse is gRPC's.
-var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
 
 // publish makes an attempt the one in use.
 func (s *retryStream) publish(at *streamAttempt) {

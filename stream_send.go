@@ -166,7 +166,7 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 // receives, this goroutine finds out why: from RecvMsg or, if it cannot call that, from Header.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	if asksRecvMsg(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
+	if isEOF(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
@@ -178,6 +178,9 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 	}
 	defer s.mu.Unlock()
+	if !isEOF(err) && asksRecvMsg(err) && s.uses(at) { // it may be made up, and the stream alive
+		return err
+	}
 	for !asksRecvMsg(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
 		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
@@ -193,14 +196,14 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	if s.isBound() {
 		s.bypass(at)
 	}
-	if s.isOver() && isSame(s.final, err) {
+	if s.isOver() && !asksRecvMsg(err) && isSame(s.final, err) {
 		return s.final
 	}
 	return err
 }
 
 // asksRecvMsg reports whether the error of a SendMsg says that only RecvMsg can tell why the stream has ended: io.EOF, however an
-// interceptor below words it.
+// interceptor below words it. The application gets one that is worded.
 func asksRecvMsg(err error) bool { return errors.Is(readable(err), io.EOF) }
 
 // hand calls SendMsg or CloseSend of an attempt on the application's goroutine.
