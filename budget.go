@@ -181,8 +181,8 @@ func hasSlots(b Budget) bool {
 
 // AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
 // a token from all of them or from none: if one refuses, those that were asked before it receive a
-// Deposit with [Unsent], which returns their tokens. AllBudgets() never refuses a retry. [New]
-// rejects a nil budget.
+// Deposit with [Unsent], which returns their tokens. Budgets of other packages are asked first, each kind in the order
+// given. AllBudgets() never refuses a retry. [New] rejects a nil budget.
 func AllBudgets(b ...Budget) Budget {
 	all := &allBudgets{}
 	for _, b := range b {
@@ -192,10 +192,23 @@ func AllBudgets(b ...Budget) Budget {
 			all.budgets = append(all.budgets, b)
 		}
 	}
+	slices.SortStableFunc(all.budgets, func(a, b Budget) int { return rankOfBudget(a) - rankOfBudget(b) })
 	return all
 }
 
-type allBudgets struct{ budgets []Budget }
+type allBudgets struct {
+	budgets []Budget // those of other packages first: they may panic, or take long, and then none of ours has been asked
+}
+
+// rankOfBudget is 1 for this package's budgets that hold tokens.
+func rankOfBudget(b Budget) int {
+	switch b.(type) {
+	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:
+		return 1
+	default:
+		return 0
+	}
+}
 
 // String describes the budgets to readers of a policy.
 func (all *allBudgets) String() string {
@@ -214,18 +227,15 @@ func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false) }
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
 
 func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
-	taken := 0
-	defer func() { // also if one of them panics
-		if taken < len(all.budgets) {
-			for _, b := range all.budgets[:taken] {
-				depositIn(b, returned, insteadOfOne)
+	for i, b := range all.budgets {
+		if !takeFrom(b, now, insteadOfOne) {
+			for _, asked := range all.budgets[:i] {
+				depositIn(asked, returned, insteadOfOne)
 			}
+			return false
 		}
-	}()
-	for taken < len(all.budgets) && takeFrom(all.budgets[taken], now, insteadOfOne) {
-		taken++
 	}
-	return taken == len(all.budgets)
+	return true
 }
 
 func (all *allBudgets) Balance(now time.Time) float64 {
@@ -254,9 +264,10 @@ func release(b Budget) {
 	}
 }
 
-// depositIn reports to b how an attempt ended; released means that its slot was given back before.
+// depositIn reports to b how an attempt ended; released means that its slot was given back before. This package's budgets come
+// first, so that they learn of it although another one panics.
 func depositIn(b Budget, o Outcome, released bool) {
-	for _, one := range partsOf(b) {
+	for _, one := range slices.Backward(partsOf(b)) {
 		if !released || !hasSlots(one) {
 			one.Deposit(o)
 		}

@@ -185,22 +185,58 @@ type panicking struct{ unlimited }
 
 func (panicking) Deposit(Outcome) { panic("as the test wants") }
 
-// A token that was taken is given back if the next budget panics.
-func TestATokenIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
-	first := &theirs{}
-	b := AllBudgets(first, panicsWhenAsked{})
-	func() {
-		defer func() { recover() }()
-		b.Withdraw(epoch)
-	}()
-	if first.taken != 0 {
-		t.Errorf("%d tokens are missing, want none", first.taken)
+// A budget of another package that panics takes no slot away from other calls.
+func TestNoSlotIsLostThoughAnotherBudgetPanics(t *testing.T) {
+	slots := concurrencyBudgetOf(t, 1)
+	for name, use := range map[string]func(){
+		"at Withdraw": func() { AllBudgets(slots, panicsWhenAsked{}).Withdraw(epoch) },
+		"at Deposit": func() {
+			b := AllBudgets(panicsWhenTold{}, slots)
+			b.Withdraw(epoch)
+			b.Deposit(Outcome{Attempt: 2, Result: Failed})
+		},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: nothing has panicked", name)
+				}
+			}()
+			use()
+		}()
+		wantBalance(t, slots, epoch, 1)
 	}
 }
 
-type panicsWhenAsked struct{ unlimited }
+type (
+	panicsWhenAsked struct{ unlimited }
+	panicsWhenTold  struct{ unlimited }
+)
 
 func (panicsWhenAsked) Withdraw(time.Time) bool { panic("as the test wants") }
+func (panicsWhenTold) Deposit(Outcome)          { panic("as the test wants") }
+
+// A budget that takes long, and refuses, takes no tokens from the others meanwhile: given back at once, they would make a burst.
+func TestASlowBudgetHoldsNoTokensOfOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		limited := NewRateBudget(rate.NewLimiter(1, 1))
+		b := AllBudgets(limited, slowRefusal{})
+		var group sync.WaitGroup
+		for range 10 {
+			group.Go(func() {
+				for range 100 {
+					b.Withdraw(time.Now())
+				}
+			})
+		}
+		group.Wait()
+		wantBalance(t, limited, time.Now(), 1)
+	})
+}
+
+type slowRefusal struct{ unlimited }
+
+func (slowRefusal) Withdraw(time.Time) bool { time.Sleep(second); return false }
 
 // The slot of a hedge, or of a retry, is given back although the method's budget panics at its end, or the logger does when
 // the target answers again.
@@ -312,7 +348,7 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		"rate budget: 5 a second, at most 7 in a burst": NewRateBudget(rate.NewLimiter(5, 7)),
 		"rate budget": NewRateBudget(rate.NewLimiter(rate.Inf, 0)),
 		"no limit":    Unlimited,
-		"concurrency budget: at most 3 in flight and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
+		"no limit and *grpcretry.aBudget and concurrency budget: at most 3 in flight": AllBudgets(three, Unlimited, &aBudget{}),
 	} {
 		if got := fmt.Sprint(b); got != want {
 			t.Errorf("budget is %q, want %q", got, want)
