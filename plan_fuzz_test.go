@@ -132,6 +132,7 @@ type accounts struct {
 	reported        int // all reports of attempts that were sent
 	last            Outcome
 	sent            func() int // attempts
+	takenAfter      int        // the number of attempts sent before the latest token was taken; 0 after it was given back
 }
 
 func (a *accounts) held() int { return a.withdrawn - a.paid }
@@ -141,16 +142,21 @@ func (a *accounts) Withdraw(time.Time) bool {
 		return false
 	}
 	a.withdrawn++
+	a.takenAfter = a.sent()
 	return true
 }
 
 func (a *accounts) Deposit(o Outcome) {
+	if o.Attempt > 1 {
+		a.paid++
+	}
+	if o == returned && a.takenAfter == a.sent() { // another budget refuses
+		a.takenAfter = 0
+		return
+	}
 	if o.Result != Unsent || o.Attempt <= a.sent() {
 		a.reported++
 		a.last = o
-	}
-	if o.Attempt > 1 {
-		a.paid++
 	}
 }
 
