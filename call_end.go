@@ -60,7 +60,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		source: v.WaitSource,
 		made:   c.history().made(0),
 
-		reached:   c.plan().counted() > 0,
+		final:     gaveUp(c.plan(), v.Reason),
 		tokenless: c.plan().tokenless && (is(v.Reason, ErrTargetDown) || reasons.Of(v.Reason).GivesUpIfReached),
 	}
 	switch h := c.history(); {
@@ -81,7 +81,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 
 // end is the last step of every call that failed.
 func (c *call) end(how *callFailure) {
-	if how.gaveUp != nil && gaveUp(how.verdict.Reason, how.gaveUp.reached, how.gaveUp.tokenless) || forbidsRetry(how.last.Trailer) {
+	if how.gaveUp != nil && how.gaveUp.final || forbidsRetry(how.last.Trailer) {
 		c.worksFor.GiveUp()
 	}
 	if c.stream != nil {

@@ -207,8 +207,7 @@ func (p *drivenPlan) export(v verdict) drive.Step {
 	if v.do == doEnd {
 		p.overdue = nil
 	}
-	tokenless := p.plan.tokenless && is(v.Reason, ErrTargetDown)
-	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0, tokenless) && p.plan.policy.MaxAttempts > 1 {
+	if v.do == doEnd && gaveUp(&p.plan, v.Reason) {
 		p.worksFor.GiveUp()
 	}
 	step := drive.Step{Send: v.do == doSend, Cut: int(max(v.do, 0)), Connect: v.do == doConnect, End: v.do == doEnd, Reason: v.Reason}

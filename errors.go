@@ -112,7 +112,7 @@ type Error struct {
 	wait      time.Duration // the wait that was rejected
 	source    WaitSource    // the source of that wait; waitNone if no wait was computed
 	made      int           // the number of attempts made, even if not all are kept
-	reached   bool          // one of them has reached a server, or may have
+	final     bool          // the call has given up, so that its caller's caller must not start again
 	tokenless bool          // the call has waited in vain for a token of the budget
 	ctx       error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
@@ -166,7 +166,7 @@ func is(reason, ours error) bool { return reasons.Of(reason) == reasons.Of(ours)
 // tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
 func tellsOfGivingUp(err error) bool {
 	e, _ := errtype.As[*Error](err)
-	return e != nil && (gaveUp(e.Reason, e.reached, e.tokenless) || forbidsRetry(e.trailer()))
+	return e != nil && (e.final || reasons.Of(e.Reason).GivesUp || forbidsRetry(e.trailer()))
 }
 
 // trailer returns the trailer of the call's last attempt, or the one that forbids a retry: of a hedged call it may be an earlier one.

@@ -267,16 +267,6 @@ func TestTheTextOfLargeFailuresIsBounded(t *testing.T) {
 	}
 }
 
-// Of many attempts only the latest are kept; one before those has reached a server all the same.
-func TestACallHasReachedAServerBeforeTheAttemptsThatAreKept(t *testing.T) {
-	for reached, want := range map[bool]bool{true: true, false: false} {
-		e := &Error{Reason: ErrDeadline, Attempts: []Attempt{{Number: 18, Unsent: true}}, reached: reached}
-		if got := tellsOfGivingUp(e); got != want {
-			t.Errorf("reached %t: the call has given up: %t, want %t", reached, got, want)
-		}
-	}
-}
-
 // A server forbade a retry, although it was not the last to answer: of a hedged call, any attempt may have heard that.
 func TestAServerFurtherDownHasForbiddenARetry(t *testing.T) {
 	forbids := metadata.Pairs(pushbackKey, "-1")

@@ -83,7 +83,7 @@ func TestARetryTellsWhetherEarlierAttemptsGotAResponse(t *testing.T) {
 	hangs := func(ctx context.Context, _ *link) error { <-ctx.Done(); return ctx.Err() }
 	breaks := func(ctx context.Context, l *link) error { l.cut(); l.mend(); <-ctx.Done(); return ctx.Err() }
 	options := func(more ...Option) []grpc.DialOption {
-		return DialOptions(append([]Option{steady, WithBudget(Unlimited)}, more...)...)
+		return DialOptions(append([]Option{steady, WithBudget(Unlimited), WithPatience(1000 * second)}, more...)...)
 	}
 	for _, tt := range []struct {
 		name     string

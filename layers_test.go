@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -193,6 +194,38 @@ func TestATokenAwaitedInVainIsGivingUp(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A call whose last attempt runs into a deadline that is its handler's own has given up. One that has attempts left has not: another
+// replica of the service may have a better server below.
+func TestAttemptsUsedUpAtTheHandlersOwnDeadline(t *testing.T) {
+	for attempts, usedUp := range map[int]bool{5: true, 6: false} { // the handler has time for 5
+		for kind, send := range kinds {
+			t.Run(fmt.Sprint(attempts, " attempts/", kind), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					made := 0
+					last := serveHandler(t, func(ctx context.Context) error {
+						made++
+						<-ctx.Done()
+						return ctx.Err()
+					})
+					below := last.client(t, WithBackoff(Constant(second/10)), WithMaxAttempts(attempts), WithAttemptTimeout(second), WithBudget(Unlimited))
+					middle := serveHandler(t, func(ctx context.Context) error {
+						ctx, cancel := context.WithTimeout(ctx, 5*second)
+						defer cancel()
+						_, _ = send(ctx, below)
+						return errUnavailable // does not tell
+					}, serverOptions()...)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					_, err := send(ctx, middle.client(t, WithMaxAttempts(2), WithBudget(Unlimited)))
+					if (made == 5) != usedUp || errors.Is(err, ErrPushback) != usedUp {
+						t.Errorf("%d requests and error %v; used up: %t", made, err, usedUp)
+					}
+				})
+			})
+		}
 	}
 }
 

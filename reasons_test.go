@@ -28,17 +28,35 @@ func TestANewReason(t *testing.T) {
 	if cause := causeOf(ctx); reasons.Of(cause).Word != "cancelled" || errors.Is(cause, probe.Err) {
 		t.Errorf("another call's reason is found in the cause %v", cause)
 	}
-	if gaveUp(probe.Err, true, false) {
+	if gaveUp(planAfter(4), probe.Err) {
 		t.Error("a reason without GivesUp counts as given up")
 	}
 }
 
+// planAfter returns the plan of a call that has made attempts, of at most 4.
+func planAfter(made int32) *plan {
+	return &plan{policy: &policy{Policy: Policy{MaxAttempts: 4}}, attemptCounts: attemptCounts{made: made}}
+}
+
 func TestFieldsOfAReason(t *testing.T) {
-	if given := (&reasons.Reason{GivesUp: true}); !gaveUp(given, false, false) {
-		t.Error("GivesUp has no effect")
-	}
-	if late := (&reasons.Reason{GivesUpIfReached: true}); gaveUp(late, false, false) || !gaveUp(late, true, false) {
-		t.Error("GivesUpIfReached does not depend on whether an attempt has reached a server")
+	for _, tt := range []struct {
+		reason *reasons.Reason
+		want   [3]bool // after so many attempts that have reached a server: none, some, all
+	}{
+		{&reasons.Reason{}, [3]bool{false, false, false}},
+		{&reasons.Reason{GivesUp: true}, [3]bool{true, true, true}},
+		{&reasons.Reason{GivesUpIfReached: true}, [3]bool{false, true, true}},
+		{&reasons.Reason{GivesUpIfUsedUp: true}, [3]bool{false, false, true}},
+	} {
+		for i, made := range []int32{0, 1, 4} {
+			if got := gaveUp(planAfter(made), tt.reason); got != tt.want[i] {
+				t.Errorf("%+v after %d of 4 attempts: the call has given up: %t, want %t", tt.reason, made, got, tt.want[i])
+			}
+			dry := planAfter(made)
+			if dry.policy.dryRun = true; gaveUp(dry, tt.reason) {
+				t.Errorf("%+v: a dry run has given up", tt.reason)
+			}
+		}
 	}
 	for _, goOn := range []bool{false, true} {
 		p := plan{policy: &policy{}, hedging: true, delay: time.Second, attemptCounts: attemptCounts{open: 1}}

@@ -236,9 +236,16 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 // After a response from a service that says when it has given up, a retry is work like any other. To
 // limit it to one attempt would lose calls if several services fail in part at the same time.
 
-// gaveUp reports whether a call that ended for a reason has given up, so that its caller's caller must
-// not start again. reached says that an attempt has reached a server, tokenless that it was waiting for a token.
-func gaveUp(reason error, reached, tokenless bool) bool {
-	r := reasons.Of(reason)
-	return r.GivesUp || r.GivesUpIfReached && reached || tokenless
+// gaveUp reports whether a call that ends for a reason, with its plan at p, has given up, so that its caller's caller must not start again.
+func gaveUp(p *plan, reason error) bool {
+	switch r := reasons.Of(reason); {
+	case p.policy.dryRun, p.policy.MaxAttempts == 1: // gRPC's own call
+		return false
+	case r.GivesUpIfReached:
+		return p.tokenless || p.counted() > 0
+	case r.GivesUpIfUsedUp:
+		return p.counted() >= p.policy.MaxAttempts
+	default:
+		return r.GivesUp || p.tokenless && is(reason, ErrTargetDown)
+	}
 }

@@ -22,6 +22,8 @@ type Reason struct {
 	// GivesUpIfReached: the same if an attempt has reached a server. Otherwise the call has waited for a
 	// connection in vain, and another server may have one.
 	GivesUpIfReached bool
+	// GivesUpIfUsedUp: the same if the call had no attempts left.
+	GivesUpIfUsedUp bool
 	// HedgesGoOn: in a hedged call, an attempt that ends for this reason does not rule out a hedge, which may still be allowed later.
 	HedgesGoOn bool
 	// Untouched: a first failure is returned to the caller as it came.
@@ -48,8 +50,10 @@ func (r *Reason) Unwrap() error { return r.Kind }
 // The causes of a context that has ended. They stand for the caller's errors and are not returned
 // themselves.
 var (
-	deadlineExceeded = &Reason{Word: "deadline_exceeded", Text: "the deadline of the caller passed", Quiet: true, ByCaller: true}
-	cancelled        = &Reason{Word: "cancelled", Text: "the caller gave up", Quiet: true, ByCaller: true}
+	deadlineExceeded = &Reason{
+		Word: "deadline_exceeded", Text: "the deadline of the caller passed", GivesUpIfUsedUp: true, Quiet: true, ByCaller: true,
+	}
+	cancelled = &Reason{Word: "cancelled", Text: "the caller gave up", Quiet: true, ByCaller: true}
 )
 
 var own []*Reason // without those two
