@@ -42,28 +42,28 @@ type call struct {
 
 	contest *contest // nil if the call has neither an attempt timeout nor hedges
 
-	cold *cold // nil until there is something to decide
+	*cold // nil until there is something to decide
 }
 
 // The cold part of a call is made when there is something to decide. A call that succeeds on its first attempt
 // needs none.
 type cold struct {
-	plan    plan
-	history history
-	tried   *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
+	rules plan
+	past  history
+	tried *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
 }
 
 // prepare reads the call's options, resolves its policy and chooses its mode. desc is nil for a
 // unary call, reply for a stream. The policy stays nil if an outer interceptor, or gRPC, retries the call.
 func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
-	own, nested := c.readOptions(opts)
+	own, nested := c.options.read(opts, &c.facts, &c.retrier.report)
 	if nested {
 		return nil
 	}
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
 	var ch channel // read only if the call must know at its start what it says
-	if c.cc != nil && policies.channels != nil || c.hasBuiltInPolicy() {
+	if c.cc != nil && policies.channels != nil || c.retrier.hasBuiltInPolicy(&c.facts) {
 		ch = c.channel()
 	}
 	if err := firstError(own); err != nil {
@@ -156,16 +156,16 @@ func (c *call) open() (Budget, *callSpans, instant) {
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
 // what the server must know, see layers.Header.
-func (c *call) firstContext() context.Context {
-	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
-		return c.ctx
+func (f *facts) firstContext() context.Context {
+	if f.worksFor == nil || f.functionTarget != "" { // a function sends no header
+		return f.ctx
 	}
-	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
+	return layers.Header{Limited: f.worksFor.IsRetry()}.In(f.ctx)
 }
 
 // newFirst returns the first attempt of a call that is neither a stream nor contested, in a context. It has extras if it needs them.
 func (c *call) newFirst(ctx context.Context) *attempt {
-	if c.policy.UnsentOnly || c.wantsHeader() {
+	if c.policy.UnsentOnly || c.retrier.report.wantsHeader(&c.facts) {
 		return new(fullAttempt).in(ctx)
 	}
 	return &attempt{Context: ctx}
@@ -208,7 +208,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	}
 	c.cold = &cold{}
 	p := c.plan()
-	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), c.start, deadlineOf(c.ctx, now))
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.retrier.targetOf(&c.facts), c.start, deadlineOf(c.ctx, now))
 	p.single, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
 	p.send(c.start)
 	if k := c.contest; k != nil {
@@ -218,15 +218,15 @@ func (c *call) startPlan(now time.Time) *plan {
 }
 
 // budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
-func (c *call) budgetOf(b Budget) Budget {
+func (f *facts) budgetOf(b Budget) Budget {
 	if t, ok := b.(*perTarget); ok {
-		return ofTarget(&c.facts, &t.targets)
+		return ofTarget(f, &t.targets)
 	}
 	return b
 }
 
-// targetState returns what the Retrier knows about the call's target.
-func (c *call) targetState() *target { return ofTarget(&c.facts, &c.retrier.targets.Map) }
+// targetOf returns what the Retrier knows about a call's target.
+func (r *Retrier) targetOf(f *facts) *target { return ofTarget(f, &r.targets.Map) }
 
 // ofTarget returns what m has for a call's target.
 func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
@@ -236,41 +236,35 @@ func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
 	return m.Dialed(f.cc.Target(), f.cc.CanonicalTarget)
 }
 
-// leavesRetriesToGRPC reports whether gRPC may retry a stream, because we do not.
-func (c *call) leavesRetriesToGRPC() bool {
-	ch := c.channel()
-	return c.policy.dryRun || ch.retries()
-}
-
 // noteAnswer records that the target answers. In good times, it costs a comparison.
 func (c *call) noteAnswer() {
 	if c.retrier.targets.failing.Load() > 0 {
-		c.targetState().answer()
+		c.retrier.targetOf(&c.facts).answer()
 	}
 }
 
 // plan returns the call's plan, nil as long as there was nothing to decide.
-func (c *call) plan() *plan {
-	if c.cold == nil {
+func (c *cold) plan() *plan {
+	if c == nil {
 		return nil
 	}
-	return &c.cold.plan
+	return &c.rules
 }
 
 // history returns the call's failed attempts. It is empty, and must not be changed, as long as there was nothing to
 // decide.
-func (c *call) history() *history {
-	if c.cold == nil {
+func (c *cold) history() *history {
+	if c == nil {
 		return &noHistory
 	}
-	return &c.cold.history
+	return &c.past
 }
 
 var noHistory history
 
 // isContested reports whether the call needs a contest.
-func (c *call) isContested() bool {
-	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.dryRun
+func (f *facts) isContested() bool {
+	return f.mode == modeHedged || f.policy.AttemptTimeout > 0 && !f.policy.dryRun
 }
 
 // next takes the end of an attempt. It returns the next attempt, after the wait before it, or nil and the
@@ -292,7 +286,7 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	}
 	c.cold.tried = c.newest.tried.Load()
 	if c.stream == nil && c.contest == nil && !c.options.outputs() { // the call need not show the attempt, and thousands may wait
-		c.newest, c.cold.history.from = nil, nil
+		c.newest, c.past.from = nil, nil
 	}
 	if c.discard != nil {
 		c.discard()
@@ -316,10 +310,13 @@ func (c *call) judge(e ending, now time.Time) (verdict, error) {
 	if e.defeat != nil {
 		return verdict{do: doEnd}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}
-	err, state := truthOf(readable(e.err), a, c.stream), stateOf(c.cc)
+	err, state := readable(e.err), stateOf(c.cc)
+	if !c.policy.dryRun {
+		err = a.truthOf(err)
+	}
 	p := c.planned(state, now)
-	if reason := c.passes(a, p); reason != nil {
-		return verdict{do: doEnd}, c.pass(a, err, reason, state, now)
+	if over, err := c.passes(a, p, err, state, now); over {
+		return verdict{do: doEnd}, err
 	}
 	var f failure // filled in where it is, because it is large
 	v := c.ask(p, &f, a, err, state, now)
@@ -346,19 +343,19 @@ func (c *call) ask(p *plan, f *failure, a *attempt, err error, state connectivit
 	return v
 }
 
-// truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
-// if it could not send the request again in a transparent retry, see internal/judges.
-func truthOf(err error, a *attempt, stream *retryStream) error {
-	if stream == nil && isEOF(err) && a.peer.Addr != nil {
-		return errConnLost
-	}
-	return err
-}
-
 // isEOF reports whether err is gRPC's end of a stream, which is io.EOF itself. A wrapped io.EOF comes
 // from an interceptor below, and is a failure.
 func isEOF(err error) bool {
 	return err == io.EOF //nolint:errorlint // identity is the contract
+}
+
+// truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
+// if it could not send the request again in a transparent retry, see internal/judges.
+func (a *attempt) truthOf(err error) error {
+	if isEOF(err) && a.peer.Addr != nil && !a.isStream() {
+		return errConnLost
+	}
+	return err
 }
 
 var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
@@ -475,7 +472,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 		return c.mayGRPCRetry()
 	}
 	p := c.plan()
-	return (p.counted() > 1 || p.config.informed && !p.config.builtIn) && c.hasBuiltInPolicy()
+	return (p.counted() > 1 || p.config.informed && !p.config.builtIn) && c.retrier.hasBuiltInPolicy(&c.facts)
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

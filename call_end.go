@@ -169,13 +169,10 @@ func (h *history) all(more ...Attempt) []Attempt {
 	return all
 }
 
-// headerOf returns the header of an attempt that has ended. One without outputs of its own has failed, so the history has its header.
-func (c *call) headerOf(a *attempt) metadata.MD {
-	if c.ownOutputs(a) {
-		return a.extras().header
-	}
-	for _, failed := range c.history().all() {
-		if failed.Number == int(a.number) {
+// headerOf returns the header of a failed attempt.
+func (h *history) headerOf(number int32) metadata.MD {
+	for _, failed := range h.all() {
+		if failed.Number == int(number) {
 			return failed.Header
 		}
 	}

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -19,15 +20,14 @@ type grpcOptions struct {
 	mixed  bool // some are not for attempts: OnFinish, and those of another call's attempt, which an interceptor has handed on
 }
 
-// readOptions reads a call's options, and returns this library's own. nested reports that the call is an
+// read reads a call's options, and returns this library's own. nested reports that the call is an
 // attempt of ours: an outer interceptor retries it.
-func (c *call) readOptions(list []grpc.CallOption) (own []*policyOption, nested bool) {
-	o := &c.options
+func (o *grpcOptions) read(list []grpc.CallOption, f *facts, report *reporter) (own []*policyOption, nested bool) {
 	o.list = list
 	for _, opt := range list {
 		switch opt := opt.(type) {
 		case grpc.StaticMethodCallOption:
-			c.static = true
+			f.static = true
 		case grpc.HeaderCallOption:
 			o.header, o.others = opt.HeaderAddr, o.others || o.header != nil
 		case grpc.TrailerCallOption:
@@ -38,7 +38,7 @@ func (c *call) readOptions(list []grpc.CallOption) (own []*policyOption, nested 
 			o.mixed = true
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
-			nested = nested || opt.cc == c.cc && opt.method == c.method
+			nested = nested || opt.cc == f.cc && opt.method == f.method
 			o.mixed, o.others = true, true // that attempt's peer
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			own = append(own, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
@@ -46,7 +46,7 @@ func (c *call) readOptions(list []grpc.CallOption) (own []*policyOption, nested 
 			own = append(own, opt.callOption())
 		default:
 			if isLeftover(opt) {
-				c.retrier.report.leftover(&c.facts)
+				report.leftover(f)
 			}
 		}
 	}
@@ -92,7 +92,7 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 		if o.trailer == nil || own {
 			opts = append(opts, grpc.Trailer(&a.trailer))
 		}
-		if x != nil && (o.header == nil && c.wantsHeader() || o.header != nil && own) {
+		if x != nil && (o.header == nil && c.retrier.report.wantsHeader(&c.facts) || o.header != nil && own) {
 			opts = append(opts, grpc.Header(&x.header))
 		}
 	}
@@ -131,15 +131,18 @@ func handedOn(opt grpc.CallOption) grpc.CallOption {
 
 // passedOn returns the options of a call that passes through: all, without the marks of another call's attempt. A stream's
 // peer might come late, and is not handed on.
-func (o *grpcOptions) passedOn(unary bool) []grpc.CallOption {
-	if !o.mixed {
-		return o.list
-	}
-	var list []grpc.CallOption
-	for _, opt := range o.list {
-		if _, is := opt.(*attempt); !is || unary {
-			list = append(list, handedOn(opt))
+func (o *grpcOptions) passedOn(unary, stopsGRPC bool) []grpc.CallOption {
+	list := o.list
+	if o.mixed {
+		list = nil
+		for _, opt := range o.list {
+			if _, is := opt.(*attempt); !is || unary {
+				list = append(list, handedOn(opt))
+			}
 		}
+	}
+	if stopsGRPC {
+		list = append(slices.Clip(list), noReplay{})
 	}
 	return list
 }
@@ -153,7 +156,7 @@ func (c *call) ownOutputs(a *attempt) bool {
 
 // wantsHeader reports whether a Classifier or an observer needs the response headers; copying them costs
 // gRPC three allocations.
-func (c *call) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
+func (r *reporter) wantsHeader(f *facts) bool { return f.policy.Classifier != nil || r.observed() }
 
 // collect completes an attempt that has ended with the trailer, if gRPC wrote that to a unary caller's own variable. It returns the
 // header, for which an attempt without extras has no place.
@@ -180,8 +183,12 @@ func (c *call) collect(a *attempt) (header metadata.MD) {
 // show makes an attempt that has ended the one that the application sees: its header, trailer and peer are copied to the
 // caller's outputs, and are those of the stream.
 func (c *call) show(a *attempt) {
-	if c.options.outputs() {
-		c.options.set(a, c.headerOf(a))
+	switch {
+	case !c.options.outputs():
+	case c.ownOutputs(a):
+		c.options.set(a, a.extras().header)
+	default: // it has failed
+		c.options.set(a, c.history().headerOf(a.number))
 	}
 	if c.stream != nil {
 		c.stream.show(a)
@@ -214,7 +221,7 @@ func (o *grpcOptions) set(a *attempt, header metadata.MD) {
 			*opt.PeerAddr = a.peer
 		case *attempt:
 			// Without a peer, it may keep one that it has already; a stream's might be written while it is read.
-			if b := a.bounds(); a.hasPeer() && (b == nil || b.stream == nil) {
+			if a.hasPeer() && !a.isStream() {
 				*opt.PeerAddr = a.peer
 			}
 		}

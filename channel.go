@@ -38,14 +38,14 @@ func (c *call) channelIn(state connectivity.State) (ch channel) {
 // retries reports whether gRPC retries the method by itself.
 func (ch *channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
-// hasBuiltInPolicy reports whether gRPC would retry the method by itself now.
-func (c *call) hasBuiltInPolicy() bool {
-	return c.cc != nil && !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
+// hasBuiltInPolicy reports whether gRPC would retry a call's method by itself now.
+func (r *Retrier) hasBuiltInPolicy(f *facts) bool {
+	return f.cc != nil && !r.builtInRetryOff && f.cc.GetMethodConfig(f.method).RetryPolicy != nil
 }
 
 // mayGRPCRetry reports whether gRPC would retry the method by itself now, or may get a policy for that with a connection.
 func (c *call) mayGRPCRetry() bool {
-	return c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready
+	return c.retrier.hasBuiltInPolicy(&c.facts) || !c.retrier.builtInRetryOff && !c.channel().ready
 }
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
@@ -96,32 +96,30 @@ func (c *call) limited() context.Context {
 	return c.ctx
 }
 
-// passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
-func (c *call) passes(a *attempt, p *plan) error {
+// passes ends a call that passes through after all, now that its channel has been read, with the error of its attempt, at no cost to
+// the budget. It returns false if the call goes on.
+func (c *call) passes(a *attempt, p *plan, err error, state connectivity.State, now time.Time) (over bool, _ error) {
+	var reason error
 	switch {
 	case p.config.isLeftToGRPC(p.counted()) && a.number == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
-		return errLeftToGRPC
+		reason = errLeftToGRPC
 	case c.unresolved != nil && p.policy.MaxAttempts == 1:
-		return ErrAttemptsExhausted
+		reason = ErrAttemptsExhausted
 	default:
-		return nil
+		return false, nil
 	}
-}
-
-// pass ends such a call with the error of its attempt, at no cost to the budget.
-func (c *call) pass(a *attempt, err, reason error, state connectivity.State, now time.Time) error {
 	var f failure
 	c.describe(&f, a, err, state, now)
 	c.history().record(a, &f)
 	c.deposit(a, Ignored)
-	c.plan().leave()
+	p.leave()
 	if is(reason, errLeftToGRPC) {
 		c.retrier.report.leftToGRPC(&c.facts)
 	}
 	v := verdict{Reason: cmp.Or(f.callOver(), reason)}
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
 	c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})
-	return f.Attempt.Err
+	return true, f.Attempt.Err
 }
 
 // stateOf returns the state of a ClientConn; a function has none, and needs no connection.

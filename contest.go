@@ -170,7 +170,7 @@ func (k *contest) race(a *attempt, run func(*attempt) error) ending {
 func (k *contest) ended(a *attempt, err error) {
 	c, now := k.call, time.Now()
 	k.remove(a)
-	err = truthOf(readable(err), a, c.stream)
+	err = a.truthOf(readable(err))
 	if err == nil && c.stream != nil && c.stream.desc.ServerStreams && a.isCut() {
 		k.drain(a) // its other messages are lost
 		err = errCut

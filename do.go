@@ -42,7 +42,7 @@ import (
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
 // their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
-// the two. The [*Error] of such a call has a status, UNKNOWN if its function's error had none, so by
+// the two. Limit this call's: an RPC that passes through returns gRPC's own error, which does not tell a pushback. The [*Error] of such a call has a status, UNKNOWN if its function's error had none, so by
 // default this call does not retry it.
 //
 // Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it
@@ -72,7 +72,7 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 		return err
 	}
 	if c.mode == modePassThrough {
-		return c.passThrough(f)
+		return passing{&c}.through(f)
 	}
 	if c.isContested() {
 		u := &contested{call: c}
@@ -180,13 +180,13 @@ func notDone(name string, err error) error {
 	return Permanent(fmt.Errorf("grpcretry: Do %q: %s", name, reason))
 }
 
-func (c *call) checkFunction(f func(context.Context) error) error {
+func (f *facts) checkFunction(run func(context.Context) error) error {
 	switch {
-	case len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
+	case len(f.method) < 2 || f.method[0] != '/' || f.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
-	case c.ctx == nil:
+	case f.ctx == nil:
 		return errors.New("the context is nil")
-	case f == nil:
+	case run == nil:
 		return errors.New("the function is nil")
 	default:
 		return nil

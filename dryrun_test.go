@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/recorded"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -179,6 +181,26 @@ func TestDryRunIsSeenInSpansMetricsAndLogs(t *testing.T) {
 			t.Errorf("the metrics are\n%s\nwithout would_retry", got)
 		}
 	})
+}
+
+// By io.EOF, gRPC reports a unary call whose connection it has lost. A dry run returns it as it is.
+func TestADryRunReturnsTheEOFOfAUnaryCall(t *testing.T) {
+	ends := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if err := next(ctx, method, req, reply, cc, opts...); err != nil {
+			return err
+		}
+		return io.EOF
+	}
+	for _, dry := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(ok()))
+			opts := append(DialOptions(steady, WithDryRun(dry)), grpc.WithChainUnaryInterceptor(ends))
+			_, err := echov1.NewEchoServiceClient(server.conn(t, opts...)).Echo(t.Context(), request())
+			if (err == io.EOF) != dry || (status.Code(err) == codes.Unavailable) == dry || (len(server.attempts()) == 1) != dry {
+				t.Errorf("dry run %t: Echo = %v after %d attempts", dry, err, len(server.attempts()))
+			}
+		})
+	}
 }
 
 // A dry run does not give up, and is not counted as if it had.

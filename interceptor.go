@@ -36,7 +36,8 @@ import (
 //
 // An interceptor chained after this one must not return before its invoker has, for example at a timeout of
 // its own: gRPC would go on writing the reply, the header and the trailer, while they are read here or
-// another attempt fills them. To end an attempt early, cancel the context that the invoker is called with.
+// another attempt fills them. To end an attempt early, cancel the context that the invoker is called with. Nor may it return io.EOF
+// itself: by that, gRPC reports a unary call whose connection was lost while it repeated the request, so it counts as UNAVAILABLE.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.made().unary }
 
 // UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics
@@ -63,7 +64,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 		return err
 	}
 	if c.mode == modePassThrough {
-		return c.passUnary(req, reply, invoker)
+		return passing{&c}.unary(req, reply, invoker)
 	}
 	if c.isContested() {
 		return contestUnary(&c, req, reply, invoker)
@@ -290,9 +291,12 @@ func (s *settings) replace(o policyOptions) error {
 	return nil
 }
 
-// passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
-// event or a change of its error, except that the attempt timeout may end it.
-func (c *call) passThrough(run func(context.Context) error) error {
+// A passing call is neither retried nor hedged: it makes one attempt, without a budget, an event or a change of its error, except
+// that the attempt timeout may end it. gRPC is kept from retries of its own if a service config is obeyed here.
+type passing struct{ *call }
+
+// through makes the call.
+func (c passing) through(run func(context.Context) error) error {
 	err := c.runWithin(run)
 	if err == nil {
 		c.noteAnswer()
@@ -300,34 +304,24 @@ func (c *call) passThrough(run func(context.Context) error) error {
 	return err
 }
 
-// passUnary makes a unary call that passes through.
-func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
-	opts := c.passOptions(true)
+// unary makes a unary call.
+func (c passing) unary(req, reply any, invoker grpc.UnaryInvoker) error {
+	opts := c.options.passedOn(true, c.stopsGRPC)
 	var trailer *metadata.MD // for a call of a server's handler only, because it is an allocation
 	if c.worksFor != nil {
 		trailer = new(metadata.MD)
 		opts = append(slices.Clip(opts), grpc.Trailer(trailer))
 	}
-	err := c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	err := c.through(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
 	if err != nil && trailer != nil && forbidsRetry(*trailer) {
 		c.worksFor.GiveUp()
 	}
 	return err
 }
 
-// passOptions returns the options of a call that passes through. gRPC is kept from retries of its
-// own if a service config is obeyed here.
-func (c *call) passOptions(unary bool) []grpc.CallOption {
-	opts := c.options.passedOn(unary)
-	if c.stopsGRPC {
-		opts = append(slices.Clip(opts), noReplay{})
-	}
-	return opts
-}
-
-// passStream opens a stream that passes through.
-func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
-	stream, err := streamer(c.firstContext(), desc, c.cc, c.method, c.passOptions(false)...)
+// stream opens a stream.
+func (c passing) stream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
+	stream, err := streamer(c.firstContext(), desc, c.cc, c.method, c.options.passedOn(false, c.stopsGRPC)...)
 	if err != nil {
 		return stream, err
 	}
@@ -355,14 +349,14 @@ func (s *passedStream) RecvMsg(m any) error {
 	return err
 }
 
-// runWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
+// runWithin makes the one attempt of a passing call. The attempt timeout ends an attempt that no other follows
 // only if the caller has no deadline, so that the call cannot hang.
-func (c *call) runWithin(run func(context.Context) error) error {
+func (f *facts) runWithin(run func(context.Context) error) error {
 	timeout := time.Duration(0)
-	if c.policy != nil && !c.policy.dryRun {
-		timeout = c.policy.AttemptTimeout
+	if f.policy != nil && !f.policy.dryRun {
+		timeout = f.policy.AttemptTimeout
 	}
-	ctx := c.firstContext()
+	ctx := f.firstContext()
 	if _, limited := ctx.Deadline(); timeout <= 0 || limited {
 		return run(ctx)
 	}

@@ -66,7 +66,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return nil, err
 	}
 	if c.mode == modePassThrough {
-		return c.passStream(desc, streamer)
+		return passing{&c}.stream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream = s

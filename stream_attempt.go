@@ -235,7 +235,7 @@ func (at *streamAttempt) read(err error) {
 			at.peer = *p
 		}
 	}
-	if c.wantsHeader() || c.options.header != nil {
+	if c.retrier.report.wantsHeader(&c.facts) || c.options.header != nil {
 		at.extras().header, _ = at.stream.Header()
 	}
 	if over && at.refused(err) {

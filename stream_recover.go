@@ -41,8 +41,10 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	reported := at.users.hasEnded()
+	ch := s.call.channel()
+	ours := a.extras().stopsGRPC || !s.call.policy.dryRun && !ch.retries()
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.extras().stopsGRPC || !s.call.leavesRetriesToGRPC())) {
+	if _, another := stream.(*retryStream); err == nil && (reported || !another && ours) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	below := ctx.Err() // without mu, because it may be an interceptor's

@@ -26,13 +26,13 @@ const library = "github.com/grpcretry/grpcretry."
 func path() []part {
 	return []part{
 		{name: "read the call options, find the policy", functions: []string{
-			"(*Retrier).plain", "(*call).readOptions", "(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).withOwn",
+			"(*Retrier).plain", "(*grpcOptions).read", "(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).withOwn",
 		}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"(*call).budgetOf", "(*facts).dialed"}},
+		{name: "look up the target's budget", functions: []string{"(*facts).budgetOf", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "(*reporter).watches",
