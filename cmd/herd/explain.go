@@ -30,7 +30,6 @@ import (
 type question struct {
 	strategy   sim.Strategy
 	base       sim.Strategy // before flags changed it: that of a service config, or the zero Strategy
-	configured bool         // there is a service config
 	unsentOnly bool         // calls are retried only if they have certainly run nowhere
 
 	rate      float64       // calls per second of all processes together
@@ -103,7 +102,9 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	o := &explainOptions{question: question{asGiven: args, effort: effort{rate: 200, stories: 4000}}}
 	latency, headroom := "lognormal:20ms±20ms", "100%"
 	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
-	flags.StringVar(&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
+	flags.StringVar(
+		&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`, as WithServiceConfig obeys it",
+	)
 	flags.StringVar(&o.method, "method", "", "the `method`, /pkg.Service/Method; with -policy, the one whose config is explained")
 	flags.Float64Var(&o.rate, "rate", 1000, "the `number` of calls per second, of all processes together")
 	flags.IntVar(&o.processes, "processes", 10, "the `number` of client processes, each with a budget of its own")
@@ -248,7 +249,7 @@ func (o *explainOptions) read() error {
 				strings.Join(names, ", "),
 			)
 		}
-		o.base, o.configured = found[0], true
+		o.base = inLibrary(found[0])
 	}
 	s := sim.Scenario{Strategies: []sim.Strategy{o.base}}
 	changesBackoff := func(c change) bool {

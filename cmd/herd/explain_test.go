@@ -129,7 +129,7 @@ func TestExplainWarns(t *testing.T) {
 		{"-attempt-timeout 3s -max-elapsed 2s", "no retry can follow an attempt that times out. The library logs this, too"},
 		{"-hedge after:2s -attempt-timeout 1s", "WithHedging has a delay of 2s, and WithAttemptTimeout is 1s: no hedge is ever sent"},
 		{"-budget unlimited", "There is no budget: in an outage a server gets up to 4 attempts per call"},
-		{"-policy testdata/explain/grpc-docs.json", `"retryThrottling" in a service config`},
+		{"-policy testdata/explain/grpc-docs.json", ""}, // WithServiceConfig adds the default budget
 	} {
 		s := explanationOf(t, few+tt.args, quick).warnings()
 		all := strings.Join(s.Parts[0].Points, "\n")
@@ -209,6 +209,15 @@ func TestExplainTimelines(t *testing.T) {
 			  wait||50 ms||
 			typical|0 s|–|2 ms|deadline too near
 			longest|0 s|–|2 ms|deadline too near`},
+		{"-policy testdata/explain/throttled.json -method /shop.Cart/Get", `
+			|attempt 1|2|3|error|because
+			shortest|0 s|162 ms|644 ms|646 ms|3 attempts made
+			  wait||160 ms|480 ms||
+			typical|0 s|202 ms|804 ms|806 ms|3 attempts made
+			  wait||200 ms|600 ms||
+			longest|0 s|242 ms|964 ms|966 ms|3 attempts made
+			  wait||240 ms|720 ms||
+			budget empty|0 s|–|–|2 ms|budget`}, // nobody waits for a throttle
 	} {
 		s := explanationOf(t, ""+tt.args, quick).timelines()
 		got := ""
@@ -265,6 +274,12 @@ func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
 	} {
 		if !contains(got, want) {
 			t.Errorf("the policy is\n%s\nwithout %q", got, want)
+		}
+	}
+	unthrottled := strings.Join(explanationOf(t, "-policy testdata/explain/grpc-docs.json", quick).words().Parts[0].Points, "\n")
+	for _, want := range []string{"budget: retries for 20% of the calls", "patience: for 10 s", "succeeds is free (default)"} {
+		if !contains(unthrottled, want) {
+			t.Errorf("the policy is\n%s\nwithout %q", unthrottled, want)
 		}
 	}
 	plain := explanationOf(t, "-rate 10", quick).words()
@@ -411,7 +426,7 @@ func downScenario(from, length time.Duration, code codes.Code) sim.Scenario {
 func TestAConstantBackoffOfZeroIsNoDefault(t *testing.T) {
 	for want, backoff := range map[string]grpcretry.Backoff{"default": nil, "service config": grpcretry.Constant(0)} {
 		s := sim.Strategy{Policy: grpcretry.Policy{Backoff: backoff}}
-		q := question{strategy: s, base: s, configured: backoff != nil}
+		q := question{strategy: s, base: s}
 		if got := q.origin(func(s sim.Strategy) any { return s.Policy.Backoff }); got != want {
 			t.Errorf("a backoff of %v comes from %q, want %q", backoff, got, want)
 		}

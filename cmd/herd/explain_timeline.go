@@ -445,8 +445,10 @@ func (e *explanation) refused(kind failureKind) (story, bool) {
 		return story{}, false
 	}
 	s := e.unlimited()
-	empty := sim.Budget{Kind: sim.RatioBudget, Window: time.Second} // it earns nothing
-	s.Budget = empty
+	s.Budget = sim.Budget{Kind: sim.RatioBudget, Window: time.Second} // it earns nothing
+	if e.strategy.Budget.Kind == sim.ThrottleBudget {                 // calls do not wait for its tokens
+		s.Budget = sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 1, TokenRatio: 0.001} // the first failure uses it up
+	}
 	r, err := s.Retrier()
 	if err != nil {
 		return story{}, false

@@ -66,7 +66,7 @@ func (e *explanation) warned() (all []string) {
 		fmt.Sprintf(
 			"There is no budget: in an outage a server gets up to %d attempts per call for as long as it lasts, which can keep it down after "+
 				"the cause is gone. "+
-				`Add one (-budget default, WithRatioBudget; "retryThrottling" in a service config, to which WithServiceConfig adds the library's own).`,
+				"Add one (-budget default, WithRatioBudget).",
 			e.policy.MaxAttempts,
 		),
 	)

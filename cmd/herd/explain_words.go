@@ -132,9 +132,6 @@ func (e *explanation) budgetWords() string {
 	b := e.strategy.Budget
 	switch b.Kind {
 	case sim.UnlimitedBudget:
-		if e.configured && e.base.Budget.Kind == sim.UnlimitedBudget {
-			return "none, because there is no retryThrottling and gRPC has no other; WithServiceConfig would add this library's (-budget default)"
-		}
 		return "none, retries are not limited"
 	case sim.ThrottleBudget:
 		return fmt.Sprintf(

@@ -83,6 +83,16 @@ func strategyOf(m serviceconfig.Method, t *serviceconfig.Throttling) sim.Strateg
 	return s
 }
 
+// inLibrary returns a strategy of a service config as WithServiceConfig makes it: with the library's patience and, if there is no
+// throttle, its budget.
+func inLibrary(s sim.Strategy) sim.Strategy {
+	s.Policy.Patience = 0
+	if s.Budget.Kind == sim.UnlimitedBudget {
+		s.Budget = sim.Budget{}
+	}
+	return s
+}
+
 // noPatience is gRPC's own: a retry is sent after its backoff, whatever other calls know.
 const noPatience time.Duration = -1
 
