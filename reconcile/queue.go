@@ -11,7 +11,8 @@ import (
 // so that items leave the slow lane early when the backend answers again. The limiter's metrics then
 // include the queue's depth and the age of its oldest item. When the queue is shut down, the limiter
 // drops its items, see [RateLimiter.Drop]. Items are served in the order in which they became ready. name
-// is the queue's name in client-go's own metrics; "" means that there are none.
+// is the queue's name in client-go's own metrics; "" means that there are none. It panics if the limiter has a queue already: keys would
+// return to the wrong one.
 //
 // For controller-runtime:
 //
@@ -20,6 +21,7 @@ import (
 //	},
 func NewQueue[T comparable](limiter *RateLimiter[T], name string) workqueue.TypedRateLimitingInterface[T] {
 	d := &depth[T]{}
+	limiter.own(d)
 	ready := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[T]{Name: name, Queue: d})
 	q := &queue[T]{
 		limiter: limiter,
@@ -30,10 +32,17 @@ func NewQueue[T comparable](limiter *RateLimiter[T], name string) workqueue.Type
 		}),
 	}
 	limiter.Attach(q)
-	limiter.mu.Lock()
-	defer limiter.mu.Unlock()
-	limiter.depth = d
 	return q
+}
+
+// own makes the limiter that of the queue whose depth is d.
+func (l *RateLimiter[T]) own(d *depth[T]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.depth != nil {
+		panic("grpcretry/reconcile: NewQueue: the limiter has a queue already, and each needs its own") //nolint:forbidigo // documented
+	}
+	l.depth = d
 }
 
 // A queue counts the items that are worked on. Once it is shut down, no item returns, so the limiter drops

@@ -15,7 +15,7 @@ import (
 // Guards limit the work of a reconciler, whether it succeeds or fails. The third guard, the budget, is the
 // limiter's.
 type Guards struct {
-	// InFlight is the number of keys that are worked on at the same time; 0 means no limit but that
+	// InFlight is the number of keys that are worked on at the same time; 0 or less means no limit but that
 	// of the controller, MaxConcurrentReconciles.
 	InFlight int
 	// Rate limits how many keys are started per second. Nil means no limit. A limiter may be shared, by
