@@ -78,13 +78,13 @@ func (c *chart) draw(levels []Level) {
 	if len(levels) == 0 {
 		return
 	}
-	top, lowest := 1.0, *levels[0].Level
+	lowest, highest := *levels[0].Level, *levels[0].Level
 	for _, l := range levels {
-		top, lowest = max(top, *l.Level), min(lowest, *l.Level)
+		lowest, highest = min(lowest, *l.Level), max(highest, *l.Level)
 	}
+	top := max(1, highest)
 	c.Top = balance(top)
-	c.Title = fmt.Sprintf("budget in the last %s: between %s and %s retries, now %s",
-		length(Recent), balance(lowest), balance(top), c.Level)
+	c.Title = fmt.Sprintf("budget in the last %s: between %s and %s retries", length(Recent), balance(lowest), balance(highest))
 
 	var line strings.Builder // the path so far
 	var area strings.Builder

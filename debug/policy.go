@@ -73,6 +73,9 @@ func (p *Policy) sentences(from *grpcretry.Policy, function bool) []string {
 		return []string{"off: every call makes one attempt, and passes straight through"}
 	}
 	all := []string{fmt.Sprintf("up to %d attempts, retried after %s", p.MaxAttempts, strings.Join(p.Codes, " or "))}
+	if function {
+		all[0] += ", or an error without a gRPC status"
+	}
 	if p.DryRun {
 		all = append([]string{"dry run: every call makes one attempt, and the outcome would_retry says that another would follow"}, all...)
 	}

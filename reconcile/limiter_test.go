@@ -581,3 +581,15 @@ func TestConcurrent(t *testing.T) {
 		}
 	})
 }
+
+// Two queues with one limiter would get each other's keys.
+func TestASecondQueueIsRejected(t *testing.T) {
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), "", slow)
+	reconcile.NewQueue(limiter, "").ShutDown()
+	defer func() {
+		if recover() == nil {
+			t.Error("NewQueue has taken the limiter of another queue")
+		}
+	}()
+	reconcile.NewQueue(limiter, "").ShutDown()
+}
