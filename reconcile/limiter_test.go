@@ -584,7 +584,7 @@ func TestConcurrent(t *testing.T) {
 
 // Two queues with one limiter would get each other's keys.
 func TestASecondQueueIsRejected(t *testing.T) {
-	limiter := reconcile.NewRateLimiter[string](newRetrier(t), "", slow)
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, slow)
 	reconcile.NewQueue(limiter, "").ShutDown()
 	defer func() {
 		if recover() == nil {
