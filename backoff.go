@@ -101,7 +101,7 @@ func (e Exponential) check() error {
 		return err
 	}
 	if m := e.Multiplier; m != 0 && !(m >= 1) || math.IsInf(m, 0) { // !(m >= 1) holds for NaN too
-		return fmt.Errorf("Exponential.Multiplier is %v, want a number of at least 1, or 0 for the default", m)
+		return fmt.Errorf("Exponential.Multiplier is %v, want a finite number of at least 1, or 0 for the default", m)
 	}
 	if e.Jitter < FullJitter || e.Jitter > NoJitter {
 		return fmt.Errorf("Exponential.Jitter is %d, want FullJitter, EqualJitter, ProportionalJitter or NoJitter", int(e.Jitter))

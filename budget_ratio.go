@@ -90,7 +90,7 @@ func (s RatioBudget) check() error {
 		value float64
 	}{{"Ratio", s.Ratio}, {"Reserve", s.Reserve}, {"MinPerSecond", s.MinPerSecond}} {
 		if !(field.value >= 0) || math.IsInf(field.value, 0) { // NaN too
-			return fmt.Errorf("RatioBudget.%s is %v, want a number of at least 0", field.name, field.value)
+			return fmt.Errorf("RatioBudget.%s is %v, want a finite number of at least 0", field.name, field.value)
 		}
 	}
 	if s.Window < time.Millisecond {

@@ -25,7 +25,7 @@ func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 	}
 	t := &throttle{full: thousandths(maxTokens), gain: thousandths(min(tokenRatio, maxTokens))}
 	if !(tokenRatio > 0) || math.IsInf(tokenRatio, 0) || t.gain < 1 {
-		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a number of at least 0.001", tokenRatio)
+		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a finite number of at least 0.001", tokenRatio)
 	}
 	t.tokens.Store(t.full)
 	return t, nil

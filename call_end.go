@@ -66,7 +66,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 	switch h := c.history(); {
 	case err.Last == nil:
 		err.Last = last.Err
-	case h.from != nil && int(h.from.number) != last.Number && !gone:
+	case h.from != nil && !gone:
 		c.show(h.from)
 	}
 	if gone {

@@ -18,14 +18,14 @@ import (
 // A contest is the part of a call that has a timer: for the attempt timeout, for the delay of hedges, or
 // for both. Attempts may then be in flight together, and the timer may ask the plan while they are.
 //
-// Whoever learns something, from an attempt's end or because a time has come, takes the turn, asks the
+// The goroutine that learns of an attempt's end, or whose time has come, takes the turn, asks the
 // plan, does what the plan says, which never blocks, and gives the turn back. So one goroutine at a time
 // uses the call, its plan, the budgets and the observers, as in a call without a contest. While no attempt
 // is in flight, the call belongs to the caller's goroutine, which waits and sends the next one like in any
 // other call.
 type contest struct {
 	call    *call
-	rival   rival   // makes hedges; nil while none may be sent
+	hedger  hedger  // makes hedges; nil while none may be sent
 	channel channel // when the call started
 
 	replies replies.Type // makes what hedges receive into; set before the first
@@ -42,8 +42,8 @@ type contest struct {
 	space  [2]*attempt    // for open
 }
 
-// A rival makes a hedge of a call: an attempt, to its end or, for a stream, to its first message.
-type rival interface{ hedge(*attempt) error }
+// A hedger makes a hedge of a call: an attempt, to its end or, for a stream, to its first message.
+type hedger interface{ hedge(*attempt) error }
 
 // An ending is the end of an attempt that decides what follows: the call's success, its failure or, if
 // the plan has not been asked yet, perhaps another attempt.
@@ -144,10 +144,10 @@ func (s *retryStream) idle() {
 }
 
 // compete begins, or ends, the time in which a stream's attempts may be hedged.
-func (k *contest) compete(r rival) {
+func (k *contest) compete(h hedger) {
 	k.turn.Take()
 	defer k.turn.Give()
-	k.rival, k.from = r, instantNow()
+	k.hedger, k.from = h, instantNow()
 	if p := k.call.plan(); p != nil {
 		p.hedgeFrom(k.from)
 	}
@@ -264,7 +264,7 @@ func (k *contest) check() {
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
 	c := k.call
-	if k.rival == nil { // outside of a race, one of a stream's goroutines may be setting the limit of the call
+	if k.hedger == nil { // outside of a race, one of a stream's goroutines may be setting the limit of the call
 		return c.informedPlan(stateOf(c.cc), now)
 	}
 	return c.planned(stateOf(c.cc), now)
@@ -275,9 +275,9 @@ func (k *contest) plan(now time.Time) *plan {
 func (k *contest) dueAt() instant {
 	p := k.call.plan()
 	switch {
-	case p == nil && k.rival != nil:
+	case p == nil && k.hedger != nil:
 		return k.from.Add(k.call.delay)
-	case p == nil, p.dueAt == 0 || k.rival == nil && p.replaces == 0:
+	case p == nil, p.dueAt == 0 || k.hedger == nil && p.replaces == 0:
 		return never
 	default:
 		return p.dueAt
@@ -393,7 +393,7 @@ func (k *contest) send() {
 		defer func() {
 			k.guarded(func() { k.ended(a, err) }, a)
 		}()
-		err = k.rival.hedge(a)
+		err = k.hedger.hedge(a)
 	})
 }
 
@@ -505,7 +505,7 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u.call = *c
 	u.contest.join(&u.call)
 	if c.mode == modeHedged {
-		u.contest.rival, u.contest.replies = u, replies.TypeOf(reply)
+		u.contest.hedger, u.contest.replies = u, replies.TypeOf(reply)
 	}
 	return u.call.makeAttempts(u.first.in, u.race)
 }

@@ -21,7 +21,7 @@ import (
 //
 // The name begins with a slash and a word, as in "/sql/orders.read"; the rest is up to the program. [WithMethod] sets
 // policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
-// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. A name
+// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern sets it, too. A name
 // without a second slash, "/sql", counts as "/sql/" here. What a service config says of all methods, see
 // [WithServiceConfig], applies to functions, too.
 //

@@ -94,7 +94,7 @@
 //
 // Policies may also come from a service config ([WithServiceConfig]), or from the one that the
 // channel's resolver delivers ([WithResolverServiceConfig]). [Retrier.Update] changes policies
-// while calls run. What is doubtful about them is logged ([WithLogger]).
+// while calls run. Doubtful ones are logged ([WithLogger]).
 //
 // For methods that may run twice at the same time, [WithHedging] sends a second attempt if the
 // first is slow. It is off unless you name a method.

@@ -86,10 +86,9 @@ var ErrHedgeLost = errors.New("grpcretry: another attempt of the call was decisi
 
 // An Error reports a call that failed although its failure was retryable. It holds the server's
 // last status and the reason for which there was no further attempt. It also reports calls that
-// ended because the caller's context did, unless the first error of a function is, or wraps, the cause that
-// the program gave that context ([context.WithCancelCause]), which is returned unchanged. A timeout in the channel's
-// service config counts as a deadline of that context. If the first
-// attempt fails in any other way, gRPC's error is returned unchanged.
+// ended because the caller's context did; a timeout in the channel's service config counts as a deadline of that context. A
+// function's first error is returned unchanged if it is, or wraps, the cause that the program gave that context
+// ([context.WithCancelCause]). If the first attempt fails in any other way, gRPC's error is returned unchanged.
 //
 // [status.Code] and [status.FromError] return the status of Last, including its details. If the
 // caller's context has ended, they return CANCELED or DEADLINE_EXCEEDED, and [errors.Is] finds

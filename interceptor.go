@@ -108,7 +108,7 @@ func (c *call) makeAttempts(in func(context.Context) *attempt, run func(*attempt
 	}
 }
 
-// guard runs when a loop ends, or a stream's orCrash. If it is not done, the application's code has panicked, or that of an
+// guard is deferred by each loop, and by a stream's orCrash. If that is not done, the application's code has panicked, or that of an
 // interceptor below. Contests and replays, which have goroutines of their own, have guards of their own.
 func (c *call) guard(done *bool) {
 	if !*done {

@@ -73,8 +73,8 @@ func (l *logger) budgetRefused(f *facts, now time.Time) {
 	}
 }
 
-// retrySent logs that a budget allows retries again.
-func (l *logger) retrySent(f *facts, now instant) {
+// budgetAllows logs that a budget allows retries again.
+func (l *logger) budgetAllows(f *facts, now instant) {
 	if l != nil && l.exhausted.End(f.dialed(), origin.Add(now.sinceOrigin())) {
 		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
 			"method", f.method, "target", f.target())

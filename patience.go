@@ -208,7 +208,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 		return p.retry(v, now, u)
 	}
 	p.dueAt, p.connecting = ends, ErrTargetDown
-	if last, reason := p.latest(ends.Add(v.Wait)); reason != nil { // the backoff after it must fit, too
+	if last, reason := p.capped(ends.Add(v.Wait)); reason != nil { // the backoff after it must fit, too
 		p.dueAt, p.connecting = last.Add(-v.Wait), reason
 	}
 	v.do = doConnect

@@ -95,7 +95,7 @@ type limits struct {
 }
 
 // tooLate returns why no attempt may start after a wait that starts now: the wait would last until the deadline or the
-// end of MaxElapsed. A further latest time belongs here and in latest.
+// end of MaxElapsed. A further latest time belongs here and in capped.
 func (l *limits) tooLate(now instant, wait time.Duration) error {
 	switch {
 	case l.deadline != 0 && wait >= l.deadline.Sub(now):
@@ -107,8 +107,8 @@ func (l *limits) tooLate(now instant, wait time.Duration) error {
 	}
 }
 
-// latest returns t or, if that is earlier, the deadline or the end of MaxElapsed, with its reason.
-func (l *limits) latest(t instant) (last instant, reason error) {
+// capped returns t or, if that is earlier, the deadline or the end of MaxElapsed, with its reason.
+func (l *limits) capped(t instant) (last instant, reason error) {
 	if l.deadline != 0 && l.deadline < t {
 		t, reason = l.deadline, ErrDeadline
 	}
@@ -120,7 +120,7 @@ func (l *limits) latest(t instant) (last instant, reason error) {
 
 // inTime returns a wait, or one drawn from the time left if it would reach a limit.
 func (l *limits) inTime(wait time.Duration, now instant, u float64) time.Duration {
-	if last, reason := l.latest(now.Add(wait + 1)); reason != nil {
+	if last, reason := l.capped(now.Add(wait + 1)); reason != nil {
 		return part(last.Sub(now), u)
 	}
 	return wait
@@ -132,7 +132,7 @@ func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 	if hint.Source != WaitRetryInfo {
 		return hint.Delay
 	}
-	last, _ := l.latest(now.Add(hint.Delay).Add(hint.Delay / 5))
+	last, _ := l.capped(now.Add(hint.Delay).Add(hint.Delay / 5))
 	return hint.Delay + part(max(0, last.Sub(now.Add(hint.Delay))), u)
 }
 
@@ -254,15 +254,15 @@ func (p *plan) undecide() {
 //  1. the caller's context has ended, or the ClientConn is closed: stop
 //  2. the call is committed: stop
 //  3. the server forbade a retry: stop
-//  4. the classifier, or else the code set, rules out a retry: stop
+//  4. the classifier, or else the code set, rules out a retry, or a function cannot be called again: stop
 //  5. UnsentOnly is on, a server may have run the method, and did not ask for another attempt:
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
 //     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
 //     the next follows immediately, without rule 9
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
-//  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
-//     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
+//  8. the server asks for a wait that is longer than MaxServerDelay, or the wait (pushback, or else RetryInfo, or else the
+//     backoff for the code) would reach the deadline or MaxElapsed: stop
 //  9. the wait would outlast the target's patience, too many calls wait for the target, or the budget has no token and the
 //     call may not wait for one: stop
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
@@ -451,10 +451,7 @@ func (p *plan) stop(v verdict, fatal bool) verdict {
 // method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
 func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) verdict {
 	number := int32(f.Attempt.Number)
-	switch {
-	case f.CtxErr != nil || f.Closed:
-		return verdict{} // it ends by itself
-	case f.Attempt.Unsent, p.policy.UnsentOnly: // another one would be no better, or must not follow
+	if f.Attempt.Unsent || p.policy.UnsentOnly { // another one would be no better, or must not follow
 		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {

@@ -159,3 +159,23 @@ func TestTheLongestRetryInfoAfterTheLimit(t *testing.T) {
 		t.Errorf("the wait is %v, want %v", got, time.Duration(math.MaxInt64))
 	}
 }
+
+// A slot that a replacement has taken over, and given back because it was not sent after all, is not given back again when the
+// stream of the attempt that goes on commits, or ends.
+func TestASlotThatWasTakenOverIsGivenBackOnce(t *testing.T) {
+	slots := concurrencyBudgetOf(t, 2)
+	l := ledger{budget: slots}
+	l.sent(1)
+	if !l.take(retriesPay, 0) {
+		t.Fatal("there is no slot")
+	}
+	l.sent(2)
+	if !l.take(retriesPay, 2) {
+		t.Fatal("the slot was not taken over")
+	}
+	wantBalance(t, slots, noon, 1)
+	l.giveBack(3)
+	l.release(2)
+	l.deposit(Outcome{Attempt: 2, Result: Succeeded})
+	wantBalance(t, slots, noon, 2)
+}

@@ -136,8 +136,8 @@ func TestWhatIsRejected(t *testing.T) {
 
 		{onEcho(Hedging{}), []string{"WithHedging: Delay is not set, want HedgeAfter or HedgeAtQuantile (in WithMethod " + echoMethod + ")"}},
 		{onEcho(Hedging{Delay: HedgeAfter(-second)}), []string{"WithHedging: Delay: HedgeAfter: -1s is negative"}},
-		{quantile(0, 0, 0), []string{"HedgeAtQuantile: q is 0, want between 0 and 1"}},
-		{quantile(nan, 0, 0), []string{"HedgeAtQuantile: q is NaN, want between 0 and 1"}},
+		{quantile(0, 0, 0), []string{"HedgeAtQuantile: q is 0, want between 0 and 1, both excluded"}},
+		{quantile(nan, 0, 0), []string{"HedgeAtQuantile: q is NaN, want between 0 and 1, both excluded"}},
 		{quantile(0.9, -1, 0), []string{"HedgeAtQuantile: bounds -1ns and 0s must not be negative"}},
 		{quantile(0.9, second, second/1000), []string{"HedgeAtQuantile: upper bound 1ms is below the lower bound 1s"}},
 		{made(hedging(nil)), []string{"WithPolicy: Hedging: Delay is not set, want HedgeAfter or HedgeAtQuantile"}},

@@ -66,7 +66,7 @@ func SetNoRetry(ctx context.Context) error {
 
 func sendPushback(ctx context.Context, caller, value string) error {
 	if err := grpc.SetTrailer(ctx, metadata.MD{wire.PushbackKey: {value}}); err != nil {
-		return fmt.Errorf("grpcretry: %s: %w", caller, err)
+		return fmt.Errorf("grpcretry: %s: the context must be that of a server's handler that has not returned: %w", caller, err)
 	}
 	return nil
 }

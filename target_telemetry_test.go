@@ -100,6 +100,22 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// A call also gives up before a wait that would be too long, and says so.
+func TestAWaitThatWouldOutlastThePatienceIsCountedAndLogged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, logs := serve(t, always(unavailable())), &logRecorder{}
+		r := retrierOf(t, steady, unmoved, WithPatience(5*second), WithMaxAttempts(10), WithBudget(Unlimited),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		logs.clear()
+		err := echo(t.Context(), newEchoClient(t, server, r))
+		wantTimes(t, server, 0, second, 3*second)
+		if states := r.targets.states(time.Now()); reasonOf(err) != ErrTargetDown || states[0].GaveUp != 1 {
+			t.Errorf("%v, and the target is %+v, want %v, and one call that gave up", err, states[0], ErrTargetDown)
+		}
+		wantLines(t, logs, "target has been failing for too long")
+	})
+}
+
 // The ClientConns of a Retrier may have several targets. What is said about one says nothing about another.
 func TestEachTargetIsCountedAndLogged(t *testing.T) {
 	bubble(t, func(t *testing.T) {

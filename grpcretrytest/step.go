@@ -110,7 +110,7 @@ func (s Step) AfterReceiving(n int) Step {
 // number of milliseconds, from 0 to 2147483647.
 func (s Step) Pushback(d time.Duration) Step {
 	if d < 0 || d%time.Millisecond != 0 || d > math.MaxInt32*time.Millisecond {
-		return s.invalid("Pushback(%v)", d)
+		return s.invalid("Pushback(%v), want whole milliseconds, from 0 to 2147483647", d)
 	}
 	return s.PushbackValue(strconv.FormatInt(d.Milliseconds(), 10))
 }
@@ -204,7 +204,7 @@ func printable(value string) bool {
 // replaces it.
 func (s Step) Times(n int) Step {
 	if n < 1 {
-		return s.invalid("Times(%d)", n)
+		return s.invalid("Times(%d), want at least 1", n)
 	}
 	s.times = n - 1
 	return s

@@ -51,7 +51,7 @@ func (s Settings) String() string {
 func (s Settings) Check() error {
 	switch {
 	case !(s.Q > 0 && s.Q < 1):
-		return fmt.Errorf("q is %v, want between 0 and 1", s.Q)
+		return fmt.Errorf("q is %v, want between 0 and 1, both excluded", s.Q)
 	case s.AtLeast < 0 || s.AtMost < 0:
 		return fmt.Errorf("bounds %v and %v must not be negative", s.AtLeast, s.AtMost)
 	case s.AtMost != 0 && s.AtMost < s.AtLeast:
