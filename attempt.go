@@ -73,7 +73,6 @@ type attempt struct {
 	method string
 	start  instant
 	number int32
-	hedge  bool // see Attempt.Hedge
 	source WaitSource
 
 	reported bool // its result was reported to the plan or, without one, to the budgets
@@ -282,7 +281,7 @@ func (a *attempt) describe(info *Attempt, err error, header metadata.MD, now tim
 
 // describeStart fills in what is known of the attempt from its start on.
 func (a *attempt) describeStart(info *Attempt, now time.Time) {
-	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
+	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.source.isHedge()
 	info.Start, info.WaitSource = a.start.timeFrom(now), a.source
 	if x := a.extras(); x != nil {
 		info.Wait, info.repeats = x.wait, x.repeats

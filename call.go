@@ -456,7 +456,7 @@ func (c *call) newAttempt(sent sending, start instant) (a *attempt) {
 	} else {
 		a = new(fullAttempt).in(ctx)
 	}
-	a.cc, a.method, a.start, a.number, a.hedge, a.source = c.cc, c.method, start, sent.number, sent.hedge, sent.source
+	a.cc, a.method, a.start, a.number, a.source = c.cc, c.method, start, sent.number, sent.source
 	x := a.extras()
 	x.added, x.wait, x.repeats, x.stopsGRPC = added, sent.wait, sent.repeats, c.stopsRetriesOfGRPC()
 	a.tried.Store(c.cold.tried)
@@ -479,7 +479,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 // plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
-	o := Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: c.contest != nil && r == Succeeded && a.isLate()}
+	o := Outcome{Attempt: int(a.number), Hedge: a.source.isHedge(), Result: r, late: c.contest != nil && r == Succeeded && a.isLate()}
 	if p := c.plan(); p != nil {
 		p.ended(o)
 		return

@@ -60,7 +60,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	s := p.plan.send(p.plan.ledger.noted(now))
 	p.silent = s.silent
-	a = Attempt{Method: p.method, Number: int(s.number), Hedge: s.hedge, Start: now,
+	a = Attempt{Method: p.method, Number: int(s.number), Hedge: s.source.isHedge(), Start: now,
 		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
 	return a, p.timeout()
 }

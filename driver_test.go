@@ -163,3 +163,49 @@ func TestNoAttemptIsLateInADryRunOfADrivenPlan(t *testing.T) {
 		t.Errorf("the budget has %v, want 1, earned by the answer", got)
 	}
 }
+
+// A pushback puts off a retry for which an overdue attempt was cut, and which is paid for. If the attempts beside it fail meanwhile,
+// the retry follows all the same: it is not decided on, or paid for, again.
+func TestAReplacementThatIsPutOffIsPaidForOnce(t *testing.T) {
+	for name, last := range map[string]codes.Code{"retryable": codes.Unavailable, "final": codes.NotFound} {
+		t.Run(name, func(t *testing.T) {
+			budget := concurrencyBudgetOf(t, 1)
+			plan := newPlan(t, t.Context(), WithPatience(0), WithMethod(someMethod, WithAttemptTimeout(second), WithBackoff(Constant(0)), WithMaxAttempts(6),
+				WithBudget(budget), WithHedging(Hedging{Delay: HedgeAfter(tenth), Budget: Unlimited})))
+			at := func(d time.Duration) time.Time { return noon.Add(d) }
+			first, _ := plan.Sent(noon)
+			var hedges []Attempt
+			for n := 1; n <= 2; n++ {
+				plan.Due(at(time.Duration(n) * tenth))
+				hedge, _ := plan.Sent(at(time.Duration(n) * tenth))
+				hedges = append(hedges, hedge)
+			}
+			if step := plan.Overdue(first, at(second), 0.5); step.Cut != 1 {
+				t.Fatalf("Overdue = %+v, want the first attempt cut", step)
+			}
+			pushed := failed(hedges[0], codes.Unavailable)
+			pushed.Trailer = metadata.Pairs(pushbackKey, "1500")
+			plan.Ended(pushed, at(second), 0.5)
+			first.Err, first.Duration = ErrAttemptTimeout, second
+			plan.Ended(first, at(second), 0.5)
+			step := plan.Ended(failed(hedges[1], last), at(2*second), 0.5)
+			if last == codes.NotFound {
+				if !step.End {
+					t.Errorf("%+v, want the end", step)
+				}
+				wantBalance(t, budget, at(2*second), 1)
+				return
+			}
+			if due := plan.DueAt().Sub(noon); step != (drive.Step{}) || due != 2500*time.Millisecond {
+				t.Errorf("%+v, due at %v, want a retry at 2.5s", step, due)
+			}
+			if step := plan.Due(at(2500 * time.Millisecond)); !step.Send {
+				t.Errorf("%+v, want the retry sent", step)
+			}
+			retry, _ := plan.Sent(at(2500 * time.Millisecond))
+			wantBalance(t, budget, at(2500*time.Millisecond), 0)
+			plan.Ended(retry, at(3*second), 0.5)
+			wantBalance(t, budget, at(3*second), 1)
+		})
+	}
+}

@@ -311,7 +311,7 @@ func (m *hedgeModel) cut() {
 
 // send sends an attempt now.
 func (m *hedgeModel) send(a sentAttempt) {
-	a.at, a.hedge = m.now, m.isOpen() && a.payer != &m.own
+	a.at, a.hedge = m.now, a.source == waitHedgeDelay
 	number, answer := len(m.sent)+1, m.answers[len(m.sent)]
 	a.answer, a.overdue = m.now+answer.after, forever
 	if m.timeout > 0 && (m.deadline == 0 || number < m.attempts) {

@@ -81,8 +81,8 @@ func (l *ledger) giveBack(number int32) {
 	l.budgetOf(paid).Deposit(Outcome{Attempt: int(number), Result: Unsent})
 }
 
-// sent records that an attempt is sent, and returns who has paid for it.
-func (l *ledger) sent(number int32) payer {
+// sent records that an attempt is sent.
+func (l *ledger) sent(number int32) {
 	paid := l.paidForNext
 	l.paidForNext = nobodyPays
 	if paid == nobodyPays {
@@ -91,7 +91,6 @@ func (l *ledger) sent(number int32) payer {
 	if l.hedges != nil {
 		l.payers = append(l.payers, paid)
 	}
-	return paid
 }
 
 // payerOf returns who has paid for an attempt that was sent.

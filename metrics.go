@@ -137,7 +137,8 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 		row.FirstTries.Add()
 		return
 	}
-	row.Succeeded(reasons.Outcome(nil, nil, int(a.number), a.hedge), int(a.number), a.hedge)
+	hedge := a.source.isHedge()
+	row.Succeeded(reasons.Outcome(nil, nil, int(a.number), hedge), int(a.number), hedge)
 }
 
 // attemptFailed counts an attempt that failed, by status code and decision.

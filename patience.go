@@ -93,6 +93,9 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 	}
 }
 
+// isHedge reports whether the attempt is a hedge: sent beside an earlier one in flight, and not in place of one.
+func (s WaitSource) isHedge() bool { return s == waitHedgeDelay }
+
 // isServers reports whether a server has asked for the wait: when it is over, it is the call's turn.
 func (s WaitSource) isServers() bool { return s == WaitPushback || s == WaitRetryInfo }
 

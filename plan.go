@@ -186,7 +186,6 @@ func (p *plan) hedgeFrom(start instant) {
 // A sending is what send returns about the new attempt.
 type sending struct {
 	number int32
-	hedge  bool
 	silent bool // an earlier attempt has, or had, no response
 	waited
 }
@@ -201,8 +200,8 @@ type waited struct {
 // send records that an attempt is sent now. Its token has been taken.
 func (p *plan) send(now instant) sending {
 	p.made++
-	paid := p.ledger.sent(p.made)
-	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.pending.waited}
+	p.ledger.sent(p.made)
+	s := sending{p.made, p.silent || p.open > 0, p.pending.waited}
 	p.pending, p.tokenless = pending{}, false
 	p.waiter.exit()
 	p.open++
@@ -314,6 +313,8 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return verdict{Reason: errInFlight}
+	case p.pending.isDecided() && !p.policy.asksTooMuch(f): // in place of one that was cut, and put off by a pushback
+		return p.sendReplacement(now, u)
 	case f.Attempt.Unsent && !f.Refused && p.stopped == nil:
 		return p.reconnect(f, known, now, u)
 	default:

@@ -494,8 +494,8 @@ func (d *planDriver) checkTokens() {
 func (d *planDriver) send() {
 	d.sent++
 	payer := d.plan.plan.ledger.paidForNext
-	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
+	hedge := a.WaitSource == waitHedgeDelay
 	wantTimeout := d.policy.AttemptTimeout
 	if d.sent-d.unsent >= d.limit && !d.ctx.deadline.IsZero() {
 		wantTimeout = 0 // the last attempt has all the time that is left
@@ -503,11 +503,12 @@ func (d *planDriver) send() {
 	switch {
 	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout != wantTimeout:
 		d.t.Errorf("attempt %d is %+v, with a timeout of %v, want %v", d.sent, a, timeout, wantTimeout)
+	case hedge && (len(d.flying) == 0 || payer == retriesPay) || !hedge && payer == hedgesPay:
+		d.t.Errorf("attempt %d, sent beside %d others, is a hedge: %t, but paid for by %v", d.sent, len(d.flying), hedge, payer)
 	case d.sent-d.unsent > d.limit:
 		d.t.Errorf("attempt %d, of which %d were unsent, is more than %d", d.sent, d.unsent, d.limit)
 	case d.sent == 1:
-	case d.free > 0 && (payer == nobodyPays || payer == hedgesPay && !hedge && d.policy.AttemptTimeout == 0 || payer == retriesPay &&
-		hedge && d.policy.AttemptTimeout == 0):
+	case d.free > 0 && payer == nobodyPays:
 		d.t.Errorf("attempt %d is paid for by %v", d.sent, payer)
 	case d.forbidden:
 		d.t.Errorf("attempt %d is sent although a server forbids it", d.sent)

@@ -154,7 +154,7 @@ func (r *reporter) budgetRefused(f *facts, now time.Time) {
 
 // retrySent reports that an attempt after the first is sent.
 func (r *reporter) retrySent(f *facts, a *attempt) {
-	if !a.hedge {
+	if !a.source.isHedge() {
 		r.logger.budgetAllows(f, a.start)
 	}
 	if r.metrics != nil {
