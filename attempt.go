@@ -181,12 +181,20 @@ type bounds struct {
 	ended    instant        // 0 unless the call takes note of the end later
 
 	// The turn of the call's contest guards these. Without a contest, they are zero.
-	expires     instant // when the attempt timeout is over, or never, also after an end in time
-	judged      bool    // the plan was asked about that
-	unconnected bool    // there was no connection when the timeout was last over
+	expires  instant // when the attempt timeout is over, or never, also after an end in time
+	slowness slowness
 
 	own lazy.Context // a child of the caller's, with what the server must know
 }
+
+// A slowness is what was found out when an attempt had last run for the attempt timeout.
+type slowness uint8
+
+const (
+	slowNotYet      slowness = iota // nothing: the timeout was not over yet
+	slowUnconnected                 // there was no connection
+	slowJudged                      // the plan was asked
+)
 
 // isCut reports whether the attempt timeout has ended the attempt.
 func (a *attempt) isCut() bool {

@@ -179,7 +179,7 @@ func (c *call) newFirst(ctx context.Context) *attempt {
 // applies the config's timeout to it.
 func (c *call) planned(state connectivity.State, now time.Time) *plan {
 	p := c.informedPlan(state, now)
-	if p.config.limits && c.limit == nil {
+	if d := deadlineOf(c.ctx, now); c.limit == nil && p.deadline != 0 && (d == 0 || p.deadline < d) {
 		c.limit, c.free = context.WithDeadline(c.ctx, p.deadline.timeFrom(now))
 	}
 	return p

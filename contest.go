@@ -121,8 +121,11 @@ func (k *contest) resume(a *attempt) {
 	}
 	k.turn.Take()
 	defer k.turn.Give()
-	if a.bounds().expires == never && slices.Contains(k.open, a) {
-		a.bounds().expires, a.bounds().judged = instantNow().Add(k.call.policy.AttemptTimeout), false
+	if b := a.bounds(); b.expires == never && slices.Contains(k.open, a) {
+		b.expires = instantNow().Add(k.call.policy.AttemptTimeout)
+		if b.slowness == slowJudged {
+			b.slowness = slowNotYet
+		}
 		k.arm()
 	}
 }
@@ -248,7 +251,7 @@ func (k *contest) check() {
 		case k.awaitsConnection(a):
 			a.bounds().expires = instantOf(now).Add(k.call.policy.AttemptTimeout)
 		default:
-			a.bounds().judged = true
+			a.bounds().slowness = slowJudged
 			k.overdue(a, now)
 		}
 	}
@@ -302,7 +305,7 @@ func (k *contest) arm() {
 func (k *contest) overdueAt(a *attempt) instant {
 	p := k.call.plan()
 	waits := p != nil && p.pending.isDecided() // until the pending attempt is sent, or given up
-	if waits || a.bounds().judged && !k.mayHang(a) {
+	if waits || a.bounds().slowness == slowJudged && !k.mayHang(a) {
 		return never
 	}
 	return a.bounds().expires
@@ -311,10 +314,13 @@ func (k *contest) overdueAt(a *attempt) instant {
 // awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its
 // server still has the whole timeout to answer. Without a deadline, the attempt could wait for ever.
 func (k *contest) awaitsConnection(a *attempt) bool {
-	_, limited := a.Deadline()
-	before := a.bounds().unconnected
-	a.bounds().unconnected = limited && isUnconnected(stateOf(k.call.cc))
-	return before || a.bounds().unconnected
+	before := a.bounds().slowness
+	if _, limited := a.Deadline(); limited && isUnconnected(stateOf(k.call.cc)) {
+		a.bounds().slowness = slowUnconnected
+		return true
+	}
+	a.bounds().slowness = slowNotYet
+	return before == slowUnconnected
 }
 
 // mayHang reports whether an overdue attempt has no deadline, if nothing is pending that could replace it. One that has been
@@ -329,7 +335,9 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 	c := k.call
 	p := k.plan(now)
 	if p.config.isLeftToGRPC(p.counted()) {
-		a.bounds().judged = p.config.informed // otherwise that may be outdated
+		if !p.config.informed { // that may be outdated
+			a.bounds().slowness = slowNotYet
+		}
 		a.bounds().expires = instantOf(now).Add(c.policy.AttemptTimeout)
 		return
 	}
