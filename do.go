@@ -42,7 +42,8 @@ import (
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
 // their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
-// the two. Limit this call's: an RPC that passes through returns gRPC's own error, which does not tell a pushback. The [*Error] of such a call has a status, UNKNOWN if its function's error had none, so by
+// the two. Limit this call's: an RPC that passes through returns gRPC's own error, which does not tell a
+// pushback. The [*Error] of such a call has a status, UNKNOWN if its function's error had none, so by
 // default this call does not retry it.
 //
 // Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it

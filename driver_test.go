@@ -170,8 +170,8 @@ func TestAReplacementThatIsPutOffIsPaidForOnce(t *testing.T) {
 	for name, last := range map[string]codes.Code{"retryable": codes.Unavailable, "final": codes.NotFound} {
 		t.Run(name, func(t *testing.T) {
 			budget := concurrencyBudgetOf(t, 1)
-			plan := newPlan(t, t.Context(), WithPatience(0), WithMethod(someMethod, WithAttemptTimeout(second), WithBackoff(Constant(0)), WithMaxAttempts(6),
-				WithBudget(budget), WithHedging(Hedging{Delay: HedgeAfter(tenth), Budget: Unlimited})))
+			plan := newPlan(t, t.Context(), WithPatience(0), WithMethod(someMethod, WithAttemptTimeout(second), WithBackoff(Constant(0)),
+				WithMaxAttempts(6), WithBudget(budget), WithHedging(Hedging{Delay: HedgeAfter(tenth), Budget: Unlimited})))
 			at := func(d time.Duration) time.Time { return noon.Add(d) }
 			first, _ := plan.Sent(noon)
 			var hedges []Attempt

@@ -185,7 +185,9 @@ func TestDryRunIsSeenInSpansMetricsAndLogs(t *testing.T) {
 
 // By io.EOF, gRPC reports a unary call whose connection it has lost. A dry run returns it as it is.
 func TestADryRunReturnsTheEOFOfAUnaryCall(t *testing.T) {
-	ends := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	ends := func(
+		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
 		if err := next(ctx, method, req, reply, cc, opts...); err != nil {
 			return err
 		}

@@ -166,19 +166,31 @@ func (s *retryStream) left(n *int32, waits bool) {
 }
 
 // cleanEnd returns the error of a stream that has ended without a failure: io.EOF if that is true. If gRPC says so, an end that
-// has neither headers nor a trailer was sent by no server. An end that an interceptor below has made up is taken as it is: gRPC's
-// Header could wait, and its Trailer must not be called yet.
+// has neither headers nor a trailer was sent by no server. A client stream that has ended well has a response. If gRPC has seen a
+// failure, or no end yet, an interceptor below has made this one up: gRPC's Header could wait, and its Trailer must not be called.
 func (at *streamAttempt) cleanEnd() error {
 	at.of.mu.Lock()
-	doubtful := at.end == io.EOF && !at.hasMessage && !at.of.call.policy.dryRun //nolint:errorlint // our own mark
+	hasMessage, end := at.hasMessage, at.end
 	at.of.mu.Unlock()
-	if !doubtful {
+	switch {
+	case hasMessage, end != nil && end != io.EOF: //nolint:errorlint // our own mark
+		return io.EOF
+	case end != nil && !at.of.call.policy.dryRun && at.isEmpty():
+		return errConnLost
+	case !at.of.desc.ServerStreams:
+		return errNoResponse
+	default:
 		return io.EOF
 	}
-	if md, err := at.stream.Header(); md != nil || err != nil || len(at.stream.Trailer()) > 0 { // a server's has at least the content-type
-		return io.EOF
-	}
-	return errConnLost
+}
+
+// errNoResponse is gRPC's.
+var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
+
+// isEmpty reports whether a stream that has ended has neither headers nor a trailer; that of a server has at least the content-type.
+func (at *streamAttempt) isEmpty() bool {
+	md, err := at.stream.Header()
+	return md == nil && err == nil && len(at.stream.Trailer()) == 0
 }
 
 // overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops

@@ -29,7 +29,7 @@ type target struct {
 	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
 	latest  instant       // guarded by mu; the latest failure
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
-	lasts   time.Duration // guarded by mu; the longest patience of the calls that met this trouble, which is over when there was no news for that long
+	lasts   time.Duration // guarded by mu; the longest patience of the calls that met this trouble: without news for that long, it is over
 	answers int64         // guarded by mu; how often a call was answered while the target was failing
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
 	logged  notice        // guarded by mu; the latest that was logged about this trouble

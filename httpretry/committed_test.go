@@ -62,7 +62,8 @@ func TestBodyReadInTheSecondAttempt(t *testing.T) {
 		r.Body.Close()
 		return nil, io.ErrUnexpectedEOF
 	})).RoundTrip(newRequest(t, "PUT", "http://test", tracked("hello")))
-	if e := asError(t, err); attempts != 2 || e.Reason != grpcretry.ErrCommitted || len(e.Attempts) != 2 || !strings.Contains(err.Error(), "call is committed") {
+	if e := asError(t, err); attempts != 2 || e.Reason != grpcretry.ErrCommitted || len(e.Attempts) != 2 ||
+		!strings.Contains(err.Error(), "call is committed") {
 		t.Errorf("after %d attempts: %v", attempts, err)
 	}
 }

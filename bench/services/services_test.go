@@ -83,7 +83,10 @@ func TestPageQuotesTheSimulator(t *testing.T) {
 		return strings.TrimSpace(strings.Split(row, "|")[column])
 	}
 	span := func(scenario, strategy string) string { // of figures below 10
-		all := []string{figure(scenario, strategy, 0), figure(scenario, strategy, 1), figure(scenario, strategy, 2), figure(scenario, strategy, 3)}
+		var all []string
+		for column := range 4 {
+			all = append(all, figure(scenario, strategy, column))
+		}
 		return "| " + slices.Min(all) + " to " + slices.Max(all) + " |"
 	}
 	want := []string{

@@ -103,7 +103,8 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	latency, headroom := "lognormal:20ms±20ms", "100%"
 	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
 	flags.StringVar(
-		&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`, as WithServiceConfig obeys it",
+		&o.policy, "policy", "",
+		"explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`, as WithServiceConfig obeys it",
 	)
 	flags.StringVar(&o.method, "method", "", "the `method`, /pkg.Service/Method; with -policy, the one whose config is explained")
 	flags.Float64Var(&o.rate, "rate", 1000, "the `number` of calls per second, of all processes together")

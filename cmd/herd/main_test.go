@@ -74,6 +74,10 @@ func TestSummaryIsPrinted(t *testing.T) {
 	if lines := strings.Count(out, "\n"); lines > 20 {
 		t.Errorf("herd: printed %d lines, want at most 20:\n%s", lines, out)
 	}
+	out, _, _ = herd(t, "-policy", "testdata/explain/throttled.json", "-strategy", "full,policy")
+	if contains(out, "does not recover") {
+		t.Errorf("herd: blames strategies that retry nothing in\n%s", out)
+	}
 	out, _, _ = herd(t, "-study", "budget", "-part", "budget-10", "-strategy", "no")
 	if want := `The server does not recover with "no budget".`; !contains(out, want) {
 		t.Errorf("herd: printed nothing like %q in\n%s", want, out)

@@ -97,7 +97,7 @@ func meaning(s seenScenario) string {
 		if c.Mean.Succeeded > 0.99*m.Succeeded && c.Mean.Amplification < gentle.Mean.Amplification {
 			gentle = c
 		}
-		if c.Mean.Stable < 0 {
+		if c.Mean.Stable < 0 && c.Mean.Amplification > 1.01 { // otherwise it is not the retries' fault
 			down = append(down, strconv.Quote(c.Strategy))
 		}
 	}
