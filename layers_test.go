@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,9 +205,9 @@ func TestAttemptsUsedUpAtTheHandlersOwnDeadline(t *testing.T) {
 		for kind, send := range kinds {
 			t.Run(fmt.Sprint(attempts, " attempts/", kind), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
-					made := 0
+					var made atomic.Int32
 					last := serveHandler(t, func(ctx context.Context) error {
-						made++
+						made.Add(1)
 						<-ctx.Done()
 						return ctx.Err()
 					})
@@ -220,8 +221,8 @@ func TestAttemptsUsedUpAtTheHandlersOwnDeadline(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
 					_, err := send(ctx, middle.client(t, WithMaxAttempts(2), WithBudget(Unlimited)))
-					if (made == 5) != usedUp || errors.Is(err, ErrPushback) != usedUp {
-						t.Errorf("%d requests and error %v; used up: %t", made, err, usedUp)
+					if (made.Load() == 5) != usedUp || errors.Is(err, ErrPushback) != usedUp {
+						t.Errorf("%d requests and error %v; used up: %t", made.Load(), err, usedUp)
 					}
 				})
 			})
