@@ -241,7 +241,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-budget ratio:1,2,reserve=x", 2, `"x" is not a number`},
 		{"-budget finagle:0.2", 2, "finagle has 1 numbers, want 2"},
 		{"-budget throttle:10,0.1,reserve=2", 2, `"reserve=2" is not a number`},
-		{"-budget ratio:0.1,0,reserve=-2", 1, "RatioBudget.Reserve is -2, want a number of at least 0"},
+		{"-budget ratio:0.1,0,reserve=-2", 1, "RatioBudget.Reserve is -2, want a finite number of at least 0"},
 		{"-study budget -part nothing", 1, "-part nothing: there is no such scenario, want some of budget-10, budget-100"},
 		{"-hedge soon", 2, "want after:50ms"},
 		{"-hedge after:x", 2, `invalid value "after:x" for flag -hedge`},

@@ -35,7 +35,7 @@ func TestCheckNamesTheFieldAndTheValue(t *testing.T) {
 		{strategy(Strategy{Policy: grpcretry.Policy{Budget: grpcretry.Unlimited}}), `strategies[0].policy.budget is "set", want none`},
 		{budget(Budget{Kind: "plenty"}), `strategies[0].budget.kind is "plenty", want one of`},
 		{budget(Budget{Kind: FinagleBudget, Ratio: -1}), "strategies[0].budget.ratio is -1, want at least 0"},
-		{budget(Budget{Kind: RatioBudget, Reserve: -1}), "RatioBudget.Reserve is -1, want a number of at least 0"},
+		{budget(Budget{Kind: RatioBudget, Reserve: -1}), "RatioBudget.Reserve is -1, want a finite number of at least 0"},
 		{budget(Budget{Kind: ThrottleBudget, MaxTokens: 2000, TokenRatio: 1}), "NewThrottle: maxTokens is 2000, want at least 0.001"},
 		{strategy(Strategy{Hedging: &Hedging{Kind: HedgeAfter, Budget: Budget{Kind: RateBudget}}}),
 			"strategies[0].hedging.budget.perSecond is 0, want above 0"},
