@@ -22,6 +22,15 @@ type channel struct {
 	config  grpc.MethodConfig //nolint:staticcheck // gRPC has no other name for it
 }
 
+// Several questions are about gRPC's own retries, by the retryPolicy of a method in the channel's service config:
+//
+//   - [Retrier.hasBuiltInPolicy]: would gRPC retry the method now?
+//   - mayGRPCRetry: would it now, or with a service config that is not known yet?
+//   - policy.overGRPC: does the policy replace gRPC's, or turn it off?
+//   - channel.retries: may gRPC retry, and would it?
+//   - isLeftToGRPC: does it retry an attempt, so that the library does not?
+//   - call.stopsGRPC, extras.stopsGRPC: is it kept from retrying the first attempt, or another?
+
 // channel returns what the call's ClientConn says now; a function has none.
 func (c *call) channel() channel { return c.channelIn(stateOf(c.cc)) }
 
