@@ -172,8 +172,9 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 
 func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
 
-// hasSlots reports whether b limits the retries in flight. A new budget may also have to be known to isThrottled, if calls do not wait
-// for its tokens, and to neverAllows, if some settings allow nothing.
+// hasSlots reports whether b limits the retries in flight. A new budget belongs into rankOfBudget, here and into release if a retry
+// holds something of it while it is in flight, into isThrottled if calls do not wait for its tokens, and into neverAllows if some
+// settings allow nothing.
 func hasSlots(b Budget) bool {
 	_, has := b.(*concurrencyBudget)
 	return has
