@@ -150,14 +150,6 @@ func (c Constant) check() error {
 	return nil
 }
 
-// checkBackoff rejects nil, and this package's backoffs if they find themselves invalid.
-func checkBackoff(b Backoff) error {
-	if isNil(b) {
-		return fmt.Errorf("backoff is nil")
-	}
-	return checkSelf(b)
-}
-
 // isOurs reports whether a backoff is one of this package's, so that its waits are known. A new one belongs here, and in withDefaults.
 func isOurs(b Backoff) bool {
 	switch b.(type) {

@@ -303,7 +303,7 @@ func isThrottled(b Budget) bool {
 
 func (all *allBudgets) check() error {
 	for i, b := range all.budgets {
-		if err := checkBudget(b); err != nil {
+		if err := checkGiven("budget", b); err != nil {
 			return fmt.Errorf("AllBudgets, number %d: %w", i+1, err)
 		}
 		if _, ok := b.(*perTarget); ok {
@@ -366,14 +366,6 @@ func budgetNamed(b Budget, target string) Budget {
 		return t.targets.Named(target)
 	}
 	return b
-}
-
-// checkBudget rejects nil, and this package's budgets if they find themselves invalid.
-func checkBudget(b Budget) error {
-	if isNil(b) {
-		return fmt.Errorf("budget is nil")
-	}
-	return checkSelf(b)
 }
 
 // isNil reports whether v is nil, or an interface that holds a nil pointer.

@@ -80,7 +80,7 @@ func (h *Hedging) check() error {
 		return fmt.Errorf("Delay: %w", err)
 	}
 	if h.Budget != nil {
-		if err := checkBudget(h.Budget); err != nil {
+		if err := checkGiven("budget", h.Budget); err != nil {
 			return fmt.Errorf("Budget: %w", err)
 		}
 	}

@@ -120,7 +120,7 @@ func WithMaxAttempts(n int) CallOption {
 // The default is Exponential{Multiplier: 4, Jitter: EqualJitter}: 50 to 100 ms, then 200 to 400 ms,
 // 0.8 to 1.6 s, and 2.5 to 5 s from there on. A later WithBackoff replaces an earlier one.
 func WithBackoff(b Backoff) CallOption {
-	return newCallOption("WithBackoff", fieldBackoff, Policy{Backoff: b}, checkBackoff(b))
+	return newCallOption("WithBackoff", fieldBackoff, Policy{Backoff: b}, checkGiven("backoff", b))
 }
 
 // WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED if the server does
@@ -129,7 +129,7 @@ func WithBackoff(b Backoff) CallOption {
 // The default is the backoff that [WithBackoff] sets, or else Exponential{Base: time.Second,
 // Max: 20 * time.Second}. A later WithOverloadBackoff replaces an earlier one.
 func WithOverloadBackoff(b Backoff) CallOption {
-	return newCallOption("WithOverloadBackoff", fieldOverloadBackoff, Policy{OverloadBackoff: b}, checkBackoff(b))
+	return newCallOption("WithOverloadBackoff", fieldOverloadBackoff, Policy{OverloadBackoff: b}, checkGiven("backoff", b))
 }
 
 // WithCodes sets the status codes that are retried: at least one, and only codes that gRPC
@@ -238,7 +238,7 @@ func WithMaxServerDelay(d time.Duration) CallOption {
 // The default is NewRatioBudget(RatioBudget{}), one for each target of the Retrier. A later
 // WithBudget or [WithRatioBudget] replaces an earlier one.
 func WithBudget(b Budget) CallOption {
-	return newCallOption("WithBudget", fieldBudget, Policy{Budget: b}, checkBudget(b))
+	return newCallOption("WithBudget", fieldBudget, Policy{Budget: b}, checkGiven("budget", b))
 }
 
 // WithRatioBudget limits retries to a share of the calls that the server answered, with a ratio

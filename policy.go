@@ -150,6 +150,14 @@ func (p partial) keepState(before partial) partial {
 	return p
 }
 
+// checkGiven rejects a backoff or budget that is nil, and this package's own if they find themselves invalid.
+func checkGiven(what string, v any) error {
+	if isNil(v) {
+		return fmt.Errorf("%s is nil", what)
+	}
+	return checkSelf(v)
+}
+
 // checkSelf returns what is wrong with one of this package's own backoffs, budgets or delays;
 // nil for those of other packages, which cannot be checked.
 func checkSelf(v any) error {
