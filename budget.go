@@ -193,12 +193,14 @@ func AllBudgets(b ...Budget) Budget {
 			all.budgets = append(all.budgets, b)
 		}
 	}
-	slices.SortStableFunc(all.budgets, func(a, b Budget) int { return rankOfBudget(a) - rankOfBudget(b) })
+	all.asked = slices.Clone(all.budgets)
+	slices.SortStableFunc(all.asked, func(a, b Budget) int { return rankOfBudget(a) - rankOfBudget(b) })
 	return all
 }
 
 type allBudgets struct {
-	budgets []Budget // those of other packages first: they may panic, or take long, and then none of ours has been asked
+	budgets []Budget
+	asked   []Budget // the same, those of other packages first: they may panic, or take long, and then none of ours has been asked
 }
 
 // rankOfBudget is 1 for this package's budgets that hold tokens.
@@ -228,11 +230,9 @@ func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false) }
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
 
 func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
-	for i, b := range all.budgets {
+	for i, b := range all.asked {
 		if !takeFrom(b, now, insteadOfOne) {
-			for _, asked := range all.budgets[:i] {
-				depositIn(asked, returned, insteadOfOne)
-			}
+			depositIn(&allBudgets{asked: all.asked[:i]}, returned, insteadOfOne)
 			return false
 		}
 	}
@@ -250,7 +250,7 @@ func (all *allBudgets) Balance(now time.Time) float64 {
 // partsOf returns the budgets that b combines, in the order in which they are asked: itself, if it is no allBudgets.
 func partsOf(b Budget) []Budget {
 	if all, ok := b.(*allBudgets); ok {
-		return all.budgets
+		return all.asked
 	}
 	return []Budget{b}
 }

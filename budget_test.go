@@ -187,7 +187,7 @@ func (panicking) Deposit(Outcome) { panic("as the test wants") }
 
 // A budget of another package that panics takes no slot away from other calls.
 func TestNoSlotIsLostThoughAnotherBudgetPanics(t *testing.T) {
-	slots := concurrencyBudgetOf(t, 1)
+	slots, usedUp := concurrencyBudgetOf(t, 1), concurrencyBudget{}
 	for name, use := range map[string]func(){
 		"at Withdraw": func() { AllBudgets(slots, panicsWhenAsked{}).Withdraw(epoch) },
 		"at Deposit": func() {
@@ -195,6 +195,7 @@ func TestNoSlotIsLostThoughAnotherBudgetPanics(t *testing.T) {
 			b.Withdraw(epoch)
 			b.Deposit(Outcome{Attempt: 2, Result: Failed})
 		},
+		"when it is given back": func() { AllBudgets(slots, panicsWhenTold{}, concurrencyBudgetOf(t, 1), &usedUp).Withdraw(epoch) },
 	} {
 		func() {
 			defer func() {
@@ -348,7 +349,7 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		"rate budget: 5 a second, at most 7 in a burst": NewRateBudget(rate.NewLimiter(5, 7)),
 		"rate budget": NewRateBudget(rate.NewLimiter(rate.Inf, 0)),
 		"no limit":    Unlimited,
-		"no limit and *grpcretry.aBudget and concurrency budget: at most 3 in flight": AllBudgets(three, Unlimited, &aBudget{}),
+		"concurrency budget: at most 3 in flight and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
 	} {
 		if got := fmt.Sprint(b); got != want {
 			t.Errorf("budget is %q, want %q", got, want)

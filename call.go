@@ -179,7 +179,7 @@ func (c *call) newFirst(ctx context.Context) *attempt {
 // applies the config's timeout to it.
 func (c *call) planned(state connectivity.State, now time.Time) *plan {
 	p := c.informedPlan(state, now)
-	if d := deadlineOf(c.ctx, now); c.limit == nil && p.deadline != 0 && (d == 0 || p.deadline < d) {
+	if p.config.limits && c.limit == nil {
 		c.limit, c.free = context.WithDeadline(c.ctx, p.deadline.timeFrom(now))
 	}
 	return p
@@ -209,7 +209,10 @@ func (c *call) startPlan(now time.Time) *plan {
 	c.cold = &cold{}
 	p := c.plan()
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.retrier.targetOf(&c.facts), c.start, deadlineOf(c.ctx, now))
-	p.single, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
+	p.single = c.worksFor.IsRetry()
+	if c.mode == modeHedged {
+		p.delay = c.delay
+	}
 	p.send(c.start)
 	if k := c.contest; k != nil {
 		p.hedgeFrom(k.from)

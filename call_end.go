@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -60,7 +61,6 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		source: v.WaitSource,
 		made:   c.history().made(0),
 
-		final:     gaveUp(c.plan(), v.Reason),
 		tokenless: c.plan().tokenless && (is(v.Reason, ErrTargetDown) || reasons.Of(v.Reason).GivesUpIfReached),
 	}
 	switch h := c.history(); {
@@ -75,6 +75,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 			err.ctx = context.Canceled
 		}
 	}
+	err.final = gaveUp(c.plan(), cmp.Or(err.ctx, v.Reason)) // the program may have given the end of its context a cause
 	c.end(&callFailure{last: *last, err: err, gaveUp: err, verdict: v, when: now})
 	return err
 }

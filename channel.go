@@ -71,6 +71,7 @@ func (c *call) expectConfig(policies *methodPolicies, own []*policyOption) {
 type knownConfig struct {
 	builtIn  bool // gRPC retries the method by itself
 	informed bool // the channel has been read while it had a connection
+	limits   bool // its timeout ends before the caller's deadline
 }
 
 // isLeftToGRPC reports whether gRPC retries an attempt by itself, so that the library does not: the first, or the first for which there
@@ -85,7 +86,7 @@ func (p *plan) follow(ch *channel) {
 	p.config.builtIn, p.config.informed = ch.retries(), ch.ready
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		if end := p.start.Add(*timeout); p.deadline == 0 || end < p.deadline {
-			p.deadline = end
+			p.deadline, p.config.limits = end, true
 		}
 	}
 }

@@ -52,7 +52,10 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	hedges := budgetNamed(obeyed.hedgeBudget(), target)
 	p.plan.begin(obeyed, budget, hedges, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
 	p.plan.single = p.worksFor.IsRetry()
-	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
+	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
+	if p.learner = learner; hedged {
+		p.plan.delay = delay
+	}
 	return p
 }
 

@@ -124,8 +124,6 @@ func (p *policy) ruledOut(f *failure) error {
 		return ErrPushback
 	case !f.found.retryable:
 		return ErrNotRetryable
-	case f.Last:
-		return ErrCommitted
 	case p.UnsentOnly && !f.NotRun && !f.found.hinted:
 		return ErrMayHaveRun
 	default:

@@ -213,7 +213,7 @@ func TestAttemptsUsedUpAtTheHandlersOwnDeadline(t *testing.T) {
 					})
 					below := last.client(t, WithBackoff(Constant(second/10)), WithMaxAttempts(attempts), WithAttemptTimeout(second), WithBudget(Unlimited))
 					middle := serveHandler(t, func(ctx context.Context) error {
-						ctx, cancel := context.WithTimeout(ctx, 5*second)
+						ctx, cancel := context.WithTimeoutCause(ctx, 5*second, errors.New("a page must be fast"))
 						defer cancel()
 						_, _ = send(ctx, below)
 						return errUnavailable // does not tell

@@ -30,7 +30,6 @@ type plan struct {
 	config knownConfig
 
 	silent    bool // an attempt got no response, so its server may still be at work
-	hedging   bool // hedges may be sent
 	single    bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
 	tokenless bool // the retry was due, and waits for a token of the budget
 
@@ -47,10 +46,12 @@ type plan struct {
 	pushed     pushed  // by the newest pushback
 	stopped    error   // the reason an earlier attempt's failure ruled out further attempts
 
-	// For hedged calls.
-	delay     time.Duration
+	delay     time.Duration // of hedges; noHedges if none may be sent
 	postponed time.Duration // how long the last hedge that could not be sent was postponed
 }
+
+// noHedges is the delay of a call that is not hedged.
+const noHedges time.Duration = -1
 
 // attemptCounts counts the attempts of a call.
 type attemptCounts struct {
@@ -171,14 +172,14 @@ func (n *pending) moveTo(at instant) {
 // to be copied for each call.
 func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline instant) {
 	p.ledger.budget, p.ledger.hedges, p.target = b, hedges, t
-	p.start, p.deadline = start, deadline
+	p.start, p.deadline, p.delay = start, deadline, noHedges
 	p.obey(obeyed)
 }
 
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
 func (p *plan) hedgeFrom(start instant) {
-	if p.hedging && p.made == 1 && !p.pending.isDecided() {
+	if p.delay != noHedges && p.made == 1 && !p.pending.isDecided() {
 		p.dueAt = start.Add(p.delay)
 	}
 }
@@ -206,7 +207,7 @@ func (p *plan) send(now instant) sending {
 	p.waiter.exit()
 	p.open++
 	p.dueAt = 0
-	if p.hedging && p.counted() < p.policy.MaxAttempts {
+	if p.delay != noHedges && p.counted() < p.policy.MaxAttempts {
 		p.dueAt = p.pushed.earliest(now.Add(p.delay))
 	}
 	return s
@@ -253,13 +254,13 @@ func (p *plan) undecide() {
 //  1. the caller's context has ended, or the ClientConn is closed: stop
 //  2. the call is committed: stop
 //  3. the server forbade a retry: stop
-//  4. the classifier, or else the code set, rules out a retry, or a function cannot be called again: stop
+//  4. the classifier, or else the code set, rules out a retry: stop
 //  5. UnsentOnly is on, a server may have run the method, and did not ask for another attempt:
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
 //     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
 //     the next follows immediately, without rule 9
-//  7. MaxAttempts attempts were made, or one if a service further up retries: stop
+//  7. MaxAttempts attempts were made, or one if a service further up retries, or the function cannot be called again: stop
 //  8. the server asks for a wait that is longer than MaxServerDelay, or the wait (pushback, or else RetryInfo, or else the
 //     backoff for the code) would reach the deadline or MaxElapsed: stop
 //  9. the wait would outlast the target's patience, too many calls wait for the target, or the budget has no token and the
@@ -315,7 +316,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 		return verdict{Reason: errInFlight}
 	case p.pending.isDecided() && !p.policy.asksTooMuch(f): // in place of one that was cut, and put off by a pushback
 		return p.sendReplacement(now, u)
-	case f.Attempt.Unsent && !f.Refused && p.stopped == nil:
+	case f.Attempt.Unsent && !f.Refused && !f.Last && p.stopped == nil:
 		return p.reconnect(f, known, now, u)
 	default:
 		v = p.again(f, known, now, u)
@@ -367,6 +368,8 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 		return verdict{Reason: errCallerRetries}
 	case p.counted() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
+	case f.Last:
+		return verdict{Reason: ErrCommitted}
 	}
 	v, drawn := p.schedule(f, known, now, u)
 	if v.Reason == nil && !f.Refused {
@@ -486,7 +489,7 @@ func (p *plan) end(reason error, now instant) verdict {
 	if p.open > 0 {
 		replaces := p.replaces
 		p.undecide()
-		if p.hedging {
+		if p.delay != noHedges {
 			p.putOff(now)
 		}
 		return p.unreplaced(replaces)

@@ -49,7 +49,7 @@ func TestAWaitUpToTheLimitIsDrawnAgain(t *testing.T) {
 func TestAFailureToConnectAfterAServerForbadeMoreAttempts(t *testing.T) {
 	hedged := Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}}
 	p := planOf(t, hedged, Unlimited, noon, time.Time{})
-	p.hedging, p.delay = true, second
+	p.delay = second
 	now := instantOf(noon)
 	p.send(now)
 	if v := p.due(now.Add(second), 0); v.do != doSend {
@@ -100,7 +100,7 @@ func TestAFailureBesideOthersInFlight(t *testing.T) {
 			p := planOf(t, Policy{MaxAttempts: 5, AttemptTimeout: 5 * second, Backoff: Constant(second),
 				Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, noon, noon.Add(time.Minute))
 			now := instantOf(noon)
-			p.hedging, p.delay = true, second
+			p.delay = second
 			p.send(now)
 			for i := range 2 {
 				at := now.Add(time.Duration(i+1) * second)

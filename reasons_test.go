@@ -59,7 +59,7 @@ func TestFieldsOfAReason(t *testing.T) {
 		}
 	}
 	for _, goOn := range []bool{false, true} {
-		p := plan{policy: &policy{}, hedging: true, delay: time.Second, attemptCounts: attemptCounts{open: 1}}
+		p := plan{policy: &policy{}, delay: time.Second, attemptCounts: attemptCounts{open: 1}}
 		reason := &reasons.Reason{HedgesGoOn: goOn}
 		p.stop(verdict{Reason: reason}, false)
 		if stopped := p.stopped != nil; stopped == goOn {

@@ -166,7 +166,7 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 // receives, this goroutine finds out why: from RecvMsg or, if it cannot call that, from Header.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	if isEOF(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
+	if asksRecvMsg(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
@@ -178,9 +178,6 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 	}
 	defer s.mu.Unlock()
-	if !isEOF(err) && asksRecvMsg(err) && s.uses(at) { // it may be made up, and the stream alive
-		return err
-	}
 	for !asksRecvMsg(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
 		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
@@ -203,7 +200,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 }
 
 // asksRecvMsg reports whether the error of a SendMsg says that only RecvMsg can tell why the stream has ended: io.EOF, however an
-// interceptor below words it. The application gets one that is worded.
+// interceptor below words it.
 func asksRecvMsg(err error) bool { return errors.Is(readable(err), io.EOF) }
 
 // hand calls SendMsg or CloseSend of an attempt on the application's goroutine.

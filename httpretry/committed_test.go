@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/grpcretry/grpcretry"
@@ -52,18 +51,32 @@ func TestBodyThatCannotBeSentAgain(t *testing.T) {
 	}
 }
 
-// After a retry, the error says how many attempts were made and why there is no other.
+// After a retry, the error says how many attempts were made and why there is no other. A body that was read is the reason only if there
+// is no other one.
 func TestBodyReadInTheSecondAttempt(t *testing.T) {
-	attempts := 0
-	_, err := NewTransport(newRetrier(t, quick), roundTripper(func(r *http.Request) (*http.Response, error) {
-		if attempts++; attempts > 1 {
-			io.Copy(io.Discard, r.Body)
-		}
-		r.Body.Close()
-		return nil, io.ErrUnexpectedEOF
-	})).RoundTrip(newRequest(t, "PUT", "http://test", tracked("hello")))
-	if e := asError(t, err); attempts != 2 || e.Reason != grpcretry.ErrCommitted || len(e.Attempts) != 2 ||
-		!strings.Contains(err.Error(), "call is committed") {
-		t.Errorf("after %d attempts: %v", attempts, err)
+	for _, tt := range []struct {
+		name, method string
+		opts         []grpcretry.Option
+		readIn, made int
+		want         error
+	}{
+		{"attempts left", "PUT", nil, 2, 2, grpcretry.ErrCommitted},
+		{"no attempts left", "PUT", []grpcretry.Option{grpcretry.WithMaxAttempts(2)}, 2, 2, grpcretry.ErrAttemptsExhausted},
+		{"it may have run", "POST", []grpcretry.Option{grpcretry.WithUnsentOnly(true)}, 1, 1, grpcretry.ErrMayHaveRun},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			attempts := 0
+			r := newRetrier(t, append([]grpcretry.Option{quick}, tt.opts...)...)
+			_, err := NewTransport(r, roundTripper(func(r *http.Request) (*http.Response, error) {
+				if attempts++; attempts == tt.readIn {
+					io.Copy(io.Discard, r.Body)
+				}
+				r.Body.Close()
+				return nil, io.ErrUnexpectedEOF
+			})).RoundTrip(newRequest(t, tt.method, "http://test", tracked("hello")))
+			if e := asError(t, err); attempts != tt.made || e.Reason != tt.want || len(e.Attempts) != tt.made {
+				t.Errorf("after %d attempts: %v, want %d, and %v", attempts, err, tt.made, tt.want)
+			}
+		})
 	}
 }
