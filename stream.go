@@ -21,8 +21,8 @@ import (
 // objects would be replayed with their latest contents.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
-// in gRPC, it returns io.EOF when the stream has ended; an interceptor below whose SendMsg returns io.EOF, or wraps it, says the same. If the server has sent headers, gRPC tells only
-// in RecvMsg why the attempt has failed. If no other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type
+// in gRPC, it returns io.EOF when the stream has ended; an interceptor below whose SendMsg returns io.EOF, or wraps
+// it, says the same. If the server has sent headers, gRPC tells only in RecvMsg why the attempt has failed. If no other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type
 // that the linked proto names, like Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream
 // is committed from then on. SendMsg may wait while another goroutine is retrying and the buffer, or the
 // replay memory, is full.
