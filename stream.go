@@ -22,10 +22,10 @@ import (
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; an interceptor below whose SendMsg returns io.EOF, or wraps
-// it, says the same. If the server has sent headers, gRPC tells only in RecvMsg why the attempt has failed. If no other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type
-// that the linked proto names, like Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream
-// is committed from then on. SendMsg may wait while another goroutine is retrying and the buffer, or the
-// replay memory, is full.
+// it, says the same. If the server has sent headers, gRPC tells only in RecvMsg why the attempt has failed. If no
+// other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type that the linked proto names, like
+// Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream is committed from then on.
+// SendMsg may wait while another goroutine is retrying and the buffer, or the replay memory, is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the call's context. At the end, all three belong to the attempt whose
