@@ -237,14 +237,14 @@ func isTimeoutEnd(err error) bool {
 // connection: gRPC wakes an idle channel and waits. The reason may be per-RPC credentials, an
 // interceptor or a load-balancing policy, and the attempt counts like any other.
 func (a *attempt) isUnsent(err error, state connectivity.State) bool {
-	if a.isStream() { // it was opened, so it has a server
+	if a.hasStream() { // it was opened, so it has a server
 		return false
 	}
 	return !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(state)
 }
 
-// isStream reports whether the attempt has a stream.
-func (a *attempt) isStream() bool {
+// hasStream reports whether the attempt has a stream.
+func (a *attempt) hasStream() bool {
 	b := a.bounds()
 	return b != nil && b.stream != nil
 }

@@ -355,7 +355,7 @@ func isEOF(err error) bool {
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
 // if it could not send the request again in a transparent retry, see internal/judges.
 func (a *attempt) truthOf(err error) error {
-	if isEOF(err) && a.peer.Addr != nil && !a.isStream() {
+	if isEOF(err) && a.peer.Addr != nil && !a.hasStream() {
 		return errConnLost
 	}
 	return err

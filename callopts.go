@@ -221,7 +221,7 @@ func (o *grpcOptions) set(a *attempt, header metadata.MD) {
 			*opt.PeerAddr = a.peer
 		case *attempt:
 			// Without a peer, it may keep one that it has already; a stream's might be written while it is read.
-			if a.hasPeer() && !a.isStream() {
+			if a.hasPeer() && !a.hasStream() {
 				*opt.PeerAddr = a.peer
 			}
 		}

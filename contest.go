@@ -18,7 +18,7 @@ import (
 // A contest is the part of a call that has a timer: for the attempt timeout, for the delay of hedges, or
 // for both. Attempts may then be in flight together, and the timer may ask the plan while they are.
 //
-// The goroutine that learns of an attempt's end, or whose time has come, takes the turn, asks the
+// The goroutine that learns of an attempt's end, or on which the timer fires, takes the turn, asks the
 // plan, does what the plan says, which never blocks, and gives the turn back. So one goroutine at a time
 // uses the call, its plan, the budgets and the observers, as in a call without a contest. While no attempt
 // is in flight, the call belongs to the caller's goroutine, which waits and sends the next one like in any

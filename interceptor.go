@@ -36,8 +36,9 @@ import (
 //
 // An interceptor chained after this one must not return before its invoker has, for example at a timeout of
 // its own: gRPC would go on writing the reply, the header and the trailer, while they are read here or
-// another attempt fills them. To end an attempt early, cancel the context that the invoker is called with. Nor may it return io.EOF
-// itself: by that, gRPC reports a unary call whose connection was lost while it repeated the request, so it counts as UNAVAILABLE.
+// another attempt fills them. To end an attempt early, cancel the context that the invoker is called with. Nor may it return
+// io.EOF: that is how gRPC reports a unary call whose connection was lost while its request was being repeated, so it counts as
+// UNAVAILABLE.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.made().unary }
 
 // UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics

@@ -23,7 +23,7 @@
 //
 // A request's body is sent again with [http.Request.GetBody], which [http.NewRequest] sets for
 // buffers and readers of the standard library. A body without GetBody is sent again only if it
-// was never read before: for an empty one, set [http.NoBody]. If no attempt can follow only for that reason,
+// was never read before: for an empty one, set [http.NoBody]. If that alone rules out another attempt,
 // events and metrics have the reason [grpcretry.ErrCommitted], and after a first attempt the caller gets the response, or
 // Base's error, as it is.
 //
