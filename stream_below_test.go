@@ -340,6 +340,16 @@ func TestASendMsgThatFailsWhileAnotherAttemptIsAwaited(t *testing.T) {
 	})
 }
 
+// wordy returns a stream whose SendMsg says in its own words why a message cannot be sent.
+func wordy(s grpc.ClientStream) *hookedStream {
+	return &hookedStream{ClientStream: s, send: func(m any) error {
+		if err := s.SendMsg(m); err != nil {
+			return fmt.Errorf("sending: %w", err)
+		}
+		return nil
+	}}
+}
+
 // An interceptor may say in its own words why a message cannot be sent. The call ends all the same.
 func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
 	for name, plain := range map[string]bool{"plain": true, "retried": false} {
@@ -352,13 +362,7 @@ func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
 						opts = nil
 					}
 					cc := serveScripts(t, "recv a; send 1; hang").conn(t, append(opts, sendLimit, below(func(s grpc.ClientStream) grpc.ClientStream {
-						return &hookedStream{ClientStream: s, send: func(m any) error {
-							err := s.SendMsg(m)
-							if err != nil {
-								err = fmt.Errorf("sending: %w", err)
-							}
-							return err
-						}}
+						return wordy(s)
 					}))...)
 					finished := "not"
 					openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() })).play(t, script)
@@ -374,14 +378,7 @@ func TestAnInterceptorBelowMayWrapAnErrorOfSendMsg(t *testing.T) {
 
 // It may do so with io.EOF as well, which says only that RecvMsg has the status.
 func TestAnInterceptorBelowMayWrapTheEOFOfSendMsg(t *testing.T) {
-	wraps := below(func(s grpc.ClientStream) grpc.ClientStream {
-		return &hookedStream{ClientStream: s, send: func(m any) error {
-			if err := s.SendMsg(m); err != nil {
-				return fmt.Errorf("sending: %w", err)
-			}
-			return nil
-		}}
-	})
+	wraps := below(func(s grpc.ClientStream) grpc.ClientStream { return wordy(s) })
 	for _, tt := range []struct {
 		name   string
 		server []string
@@ -421,20 +418,15 @@ func TestAnEOFOfSendMsgThatIsWrappedIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		cc := serveScripts(t, "recv a; fail UNAVAILABLE", "recv a; recv b; recv EOF; send 1").conn(t, append(DialOptions(steady),
 			below(func(s grpc.ClientStream) grpc.ClientStream {
-				return &hookedStream{ClientStream: s,
-					send: func(m any) error {
-						if err := s.SendMsg(m); err != nil {
-							return fmt.Errorf("sending: %w", err)
-						}
-						return nil
-					},
-					recv: func(m any) error {
-						err := s.RecvMsg(m)
-						if err != nil {
-							time.Sleep(second)
-						}
-						return err
-					}}
+				slow := wordy(s)
+				slow.recv = func(m any) error {
+					err := s.RecvMsg(m)
+					if err != nil {
+						time.Sleep(second)
+					}
+					return err
+				}
+				return slow
 			}))...)
 		app := openOn(t, cc, bidiStream)
 		var group sync.WaitGroup
