@@ -140,7 +140,11 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 	case ctx.Err() != nil && c.request.Context().Err() == nil: // the attempt timeout
 		return &failure{err, codes.DeadlineExceeded}
 	case ctx.Err() != nil: // whatever the error looks like, it is the context that has ended
-		return &failure{err: err}
+		f := &failure{err: err}
+		if a, _ := grpcretry.AttemptFromContext(ctx); a.Number > 1 { // the error tells of an earlier attempt instead
+			f.code = status.FromContextError(ctx.Err()).Code()
+		}
+		return f
 	case c.body.Load().readError() != nil:
 		return grpcretry.Permanent(&failure{err: err})
 	default:

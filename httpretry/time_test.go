@@ -452,3 +452,27 @@ func TestTheContextSaysWhetherItsEndIsATimeout(t *testing.T) {
 type lateContext struct{ context.Context }
 
 func (lateContext) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
+// An attempt after the first that the request's end has ended tells of the response before, whatever Base says: with http.Client's Timeout,
+// net/http has words of its own.
+func TestTheEarlierResponseIsToldAfterTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		responses := []*http.Response{{StatusCode: 503, Body: http.NoBody}}
+		transport := NewTransport(newRetrier(t, steady), roundTripper(func(r *http.Request) (*http.Response, error) {
+			if len(responses) > 0 {
+				response := responses[0]
+				responses = responses[1:]
+				return response, nil
+			}
+			<-r.Context().Done()
+			return nil, errors.New("net/http: request canceled")
+		}))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*second)
+		defer cancel()
+		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
+		said, _ := errtype.As[*StatusError](err)
+		if !errors.Is(err, context.DeadlineExceeded) || said == nil || said.StatusCode != 503 {
+			t.Errorf("RoundTrip = %v, want the end of the context, and the 503 before", err)
+		}
+	})
+}
