@@ -37,7 +37,8 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 //
 // A retry costs one token. The tokens that expire first are spent first: the oldest earnings, then
 // the floor, then the reserve. The token is returned if the retry reaches no server or succeeds,
-// because the budget pays only for wasted retries. A hedge that succeeds returns nothing, and neither does a
+// because the budget pays only for wasted retries. A stream's retry has succeeded, for that matter, when its first message commits the
+// stream, whatever its end. A hedge that succeeds returns nothing, and neither does a
 // retry that succeeds after the attempt timeout: an overloaded server answers every call late. A
 // returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is
@@ -52,7 +53,8 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 //
 // Deposit takes no lock. Earnings age in steps of a twentieth of the Window and last for up to one step
 // longer than the Window. A call that succeeds on its first attempt counts from its start, so that it need
-// not read the clock again: what a slow call earns expires earlier by up to the time that the call took.
+// not read the clock again: what a slow call earns may expire earlier by up to the time that the call took, unless other calls were
+// answered meanwhile.
 //
 // A program with its own clock, such as a simulation, calls Balance when its time starts: if the
 // first time passed to the budget is more than a Window away from the real time, the budget never

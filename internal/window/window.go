@@ -68,7 +68,7 @@ func New(s Settings) *Tokens {
 		reserve:  s.Reserve,
 		floor:    s.Floor(),
 	}
-	t.dueAfter(t.epoch)
+	t.expectLook()
 	return t
 }
 
@@ -81,10 +81,10 @@ func (t *Tokens) Return() { t.returned.Add(1) }
 // Earn counts an answered call, which started at a time since Origin; 0 means that it ends now. It takes no lock. A call that
 // started after a look is due takes it, so those that are not seen yet belong to the step before. Calls that take long may end
 // after it, and would let the looks lag behind; so one of lookEvery calls reads the clock, too. So do the first calls after a look
-// whose start is not known: a client that makes few calls has each of them dated.
+// that started before its step, or whose start is not known: a client that makes few calls, or slow ones, has each of them dated.
 func (t *Tokens) Earn(start time.Duration) {
-	n := t.calls.Add()
-	if n%lookEvery == 0 || start == 0 && n < lookEvery || start != 0 && int64(start) >= t.due.Load() {
+	n, due := t.calls.Add(), t.due.Load()
+	if n%lookEvery == 0 || n < lookEvery && (start == 0 || int64(start) < due-int64(t.step)) || start != 0 && int64(start) >= due {
 		t.lookIfDue()
 	}
 }
@@ -97,8 +97,8 @@ const neverDue = math.MaxInt64
 // Origin is a time to count from: that needs only the monotonic clock.
 var Origin = time.Now()
 
-// dueAfter makes the next look by Earn due a step after now. The caller holds mu.
-func (t *Tokens) dueAfter(now time.Time) { t.due.Store(int64(now.Sub(Origin) + t.step)) }
+// expectLook makes the next look by Earn due when the step of the latest look is over. The caller holds mu.
+func (t *Tokens) expectLook() { t.due.Store(int64(t.epoch.Sub(Origin) + t.stepStart(t.newest+1))) }
 
 // lookIfDue takes a look, before the call that has just been counted, if a step has passed since the last one, or if the clock
 // has gone far back. It does nothing if the lock is taken, because the lock's holder looks.
@@ -196,7 +196,7 @@ func (t *Tokens) settle(now time.Time, after int64) {
 		t.giveBack(float64(returned))
 	}
 	if own {
-		t.dueAfter(now)
+		t.expectLook()
 		at = min(at, t.stepStart(step+1)) // the calls came before a look was due
 	}
 	t.earn(calls, step, from, at)

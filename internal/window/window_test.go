@@ -431,3 +431,36 @@ func TestTokensAllocateNothing(t *testing.T) {
 		t.Errorf("%v allocations, want none", got)
 	}
 }
+
+// Slow calls earn as much as others, once the first has been answered.
+func TestEarningsOfSlowCalls(t *testing.T) {
+	for _, took := range []time.Duration{time.Millisecond, 6 * time.Second, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			b := New(Settings{Ratio: 0.25, Window: 10 * time.Second})
+			for range 600 {
+				time.Sleep(100 * time.Millisecond)
+				b.Earn(time.Since(Origin) - took)
+			}
+			if got := b.Balance(time.Now()); got < 25 || got > 25.5 {
+				t.Errorf("calls of %v: Balance = %v, want 25 for the 100 calls in the window, and up to a step more", took, got)
+			}
+		})
+	}
+}
+
+// A call that took no time lasts for a window, wherever in a step others have looked.
+func TestEarningsLastForAWindow(t *testing.T) {
+	for _, looked := range []time.Duration{0, 400 * time.Millisecond, 490 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			b := New(Settings{Ratio: 0.25, Window: 10 * time.Second})
+			time.Sleep(looked)
+			b.Balance(time.Now())
+			time.Sleep(900*time.Millisecond - looked)
+			b.Earn(time.Since(Origin))
+			time.Sleep(10 * time.Second)
+			if got := b.Balance(time.Now()); got != 0.25 {
+				t.Errorf("looked after %v: Balance = %v, want 0.25", looked, got)
+			}
+		})
+	}
+}
