@@ -65,8 +65,10 @@ func TestPushbackFromErrors(t *testing.T) {
 		{"RetryInfo longer than a Duration holds", nil, said(info(315_576_000_000, 0)), waits(math.MaxInt64)},
 
 		{"RetryInfo without a delay says nothing", nil, said(&errdetails.RetryInfo{}), Pushback{}},
-		{"RetryInfo with mixed signs is invalid", nil, said(info(5, -1)), Pushback{}},
-		{"RetryInfo of the largest int64 is invalid", nil, said(info(math.MaxInt64, 0)), Pushback{}},
+		{"RetryInfo with mixed signs", nil, said(info(5, -1)), waits(5*time.Second - 1)},
+		{"RetryInfo longer than protobuf allows", nil, said(info(315_576_000_001, 0)), waits(math.MaxInt64)},
+		{"RetryInfo of the largest int64", nil, said(info(math.MaxInt64, 0)), waits(math.MaxInt64)},
+		{"RetryInfo of the smallest int64 says nothing", nil, said(info(math.MinInt64, 0)), Pushback{}},
 
 		{"both: pushback wins", retryLater, said(info(3, 0)), Pushback{Delay: 7 * ms, Source: WaitPushback}},
 		{"an empty list of values is no pushback", metadata.MD{pushbackKey: {}}, said(info(3, 0)), waits(3000 * ms)},

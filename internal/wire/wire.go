@@ -50,7 +50,8 @@ func parseInt32(s string) (n int64, ok bool) {
 	return n, true
 }
 
-// RetryInfo returns the first delay above zero that a google.rpc.RetryInfo of err's details has; 0 if there is none.
+// RetryInfo returns the first delay above zero that a google.rpc.RetryInfo of err's details has; 0 if there is none. One that is too
+// long for a time.Duration counts as the longest.
 func RetryInfo(err error) time.Duration {
 	st, ok := status.FromError(err)
 	if !ok {
@@ -58,7 +59,7 @@ func RetryInfo(err error) time.Duration {
 	}
 	for _, detail := range st.Details() {
 		info, ok := detail.(*errdetails.RetryInfo)
-		if d := info.GetRetryDelay(); ok && d.CheckValid() == nil && d.AsDuration() > 0 {
+		if d := info.GetRetryDelay(); ok && d.AsDuration() > 0 {
 			return d.AsDuration()
 		}
 	}

@@ -77,7 +77,8 @@ func TestRetryInfo(t *testing.T) {
 		{"wrapped", fmt.Errorf("below: %w", failure(durationpb.New(time.Second))), time.Second},
 		{"zero", failure(durationpb.New(0)), 7 * time.Second},
 		{"below zero", failure(durationpb.New(-time.Second)), 7 * time.Second},
-		{"invalid", failure(&durationpb.Duration{Nanos: 1_000_000_000}), 7 * time.Second},
+		{"too many nanoseconds", failure(&durationpb.Duration{Nanos: 1_000_000_000}), time.Second},
+		{"too long", failure(&durationpb.Duration{Seconds: math.MaxInt64, Nanos: -1}), math.MaxInt64},
 		{"without a delay", failure(nil), 7 * time.Second},
 	} {
 		if got := RetryInfo(tt.err); got != tt.want {
