@@ -225,14 +225,14 @@ func (all *allBudgets) String() string {
 	return strings.Join(names, " and ")
 }
 
-func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false) }
+func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false, false) }
 
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
 
 func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
 	for i, b := range all.asked {
 		if !takeFrom(b, now, insteadOfOne) {
-			depositIn(&allBudgets{asked: all.asked[:i]}, returned, insteadOfOne)
+			depositIn(&allBudgets{asked: all.asked[:i]}, returned, insteadOfOne, false)
 			return false
 		}
 	}
@@ -256,20 +256,30 @@ func partsOf(b Budget) []Budget {
 }
 
 // release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
-// flight, although its attempt has not ended.
-func release(b Budget) {
+// flight, although its attempt has not ended. If it has helped, it gives back the token of a ratio budget, too.
+func release(b Budget, helped bool) {
 	for _, one := range partsOf(b) {
-		if slots, has := one.(*concurrencyBudget); has {
-			slots.inUse.Add(-1)
+		switch one := one.(type) {
+		case *concurrencyBudget:
+			one.inUse.Add(-1)
+		case *ratioBudget:
+			if helped {
+				one.tokens.Return()
+			}
 		}
 	}
 }
 
-// depositIn reports to b how an attempt ended; released means that its slot was given back before. This package's budgets come
-// first, so that they learn of it although another one panics.
-func depositIn(b Budget, o Outcome, released bool) {
+// depositIn reports to b how an attempt ended; released means that its slot was given back before and, if it has helped, its token. This
+// package's budgets come first, so that they learn of it although another one panics.
+func depositIn(b Budget, o Outcome, released, helped bool) {
 	for _, one := range slices.Backward(partsOf(b)) {
-		if !released || !hasSlots(one) {
+		_, isRatio := one.(*ratioBudget)
+		switch {
+		case released && hasSlots(one):
+		case released && helped && isRatio:
+			one.Deposit(Outcome{Attempt: 1, Hedge: o.Hedge, Result: o.Result, late: o.late})
+		default:
 			one.Deposit(o)
 		}
 	}
@@ -368,11 +378,11 @@ func budgetNamed(b Budget, target string) Budget {
 	return b
 }
 
-// isNil reports whether v is nil, or an interface that holds a nil pointer.
+// isNil reports whether v is nil, or an interface that holds a nil pointer or function.
 func isNil(v any) bool {
 	if v == nil {
 		return true
 	}
 	r := reflect.ValueOf(v)
-	return r.Kind() == reflect.Pointer && r.IsNil()
+	return (r.Kind() == reflect.Pointer || r.Kind() == reflect.Func) && r.IsNil()
 }

@@ -9,6 +9,7 @@ type ledger struct {
 	hedges      Budget    // which hedges spend from; nil if the policy allows none
 	now         time.Time // of the latest decision, for the budgets
 	paidForNext payer     // who has paid for the attempt that is sent next
+	helped      bool      // the attempt whose slot was given back has helped, so that it has given back its token, too
 
 	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
 	freeAttempt int32   // the number of the attempt that no budget has paid for; 0 before there is one
@@ -105,14 +106,15 @@ func (l *ledger) payerOf(number int32) payer {
 	}
 }
 
-// release gives back the slot that an attempt holds in a budget that limits the retries in flight.
-func (l *ledger) release(number int32) {
+// release gives back what a committed stream does not need for the rest of its life, however that ends: the slot in a budget that limits
+// the retries in flight and, if the retry has helped, the token of a ratio budget.
+func (l *ledger) release(number int32, helped bool) {
 	payer := l.payerOf(number)
 	if !l.holdsSlot(number, payer) {
 		return
 	}
-	l.released = number
-	release(l.budgetOf(payer))
+	l.released, l.helped = number, helped && payer == retriesPay
+	release(l.budgetOf(payer), l.helped)
 }
 
 // deposit reports to the budgets how an attempt ended. A budget that has not paid for the attempt
@@ -124,15 +126,15 @@ func (l *ledger) deposit(o Outcome) {
 		l.freeAttempt = 0
 	}
 	if l.hedges != nil {
-		defer report(l.hedges, o, payer == hedgesPay, l.released == number) // also if the other budget panics
+		defer report(l.hedges, o, payer == hedgesPay, l.released == number, false) // also if the other budget panics
 	}
-	report(l.budget, o, payer == retriesPay, l.released == number)
+	report(l.budget, o, payer == retriesPay, l.released == number, l.helped)
 }
 
 // report reports to a budget how an attempt ended, for which it has paid or not.
-func report(b Budget, o Outcome, paid, released bool) {
+func report(b Budget, o Outcome, paid, released, helped bool) {
 	if !paid {
 		o.Attempt = 1
 	}
-	depositIn(b, o, released && paid)
+	depositIn(b, o, released && paid, helped)
 }

@@ -175,7 +175,7 @@ func TestASlotThatWasTakenOverIsGivenBackOnce(t *testing.T) {
 	}
 	wantBalance(t, slots, noon, 1)
 	l.giveBack(3)
-	l.release(2)
+	l.release(2, false)
 	l.deposit(Outcome{Attempt: 2, Result: Succeeded})
 	wantBalance(t, slots, noon, 2)
 }

@@ -655,3 +655,33 @@ func TestSendMsgAfterCloseSendAfterTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// A stream that lives for long, and ends in any way, gives the token of its retry back when it is known to have helped.
+func TestARetryThatDeliversAMessageIsFree(t *testing.T) {
+	for _, tt := range []struct {
+		name, second, steps string
+		want                float64
+	}{
+		{"cancelled", "recv hello; send a; hang", "send hello; recv a; recv CANCELLED", 3},
+		{"broken", "recv hello; send a; fail UNAVAILABLE", "send hello; recv a; recv UNAVAILABLE", 3},
+		{"without a message", "recv hello; hang", "send hello; recv CANCELLED", 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				budget, err := NewRatioBudget(RatioBudget{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := serveScripts(t, "recv hello; fail UNAVAILABLE", tt.second)
+				app, err := server.openStream(t, bidiStream, []Option{WithBudget(AllBudgets(budget, Unlimited)), WithBackoff(Constant(0))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.AfterFunc(second, app.cancel)
+				app.play(t, tt.steps)
+				synctest.Wait()
+				wantBalance(t, budget, time.Now(), tt.want)
+			})
+		})
+	}
+}

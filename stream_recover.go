@@ -79,6 +79,7 @@ func (s *retryStream) publish(at *streamAttempt) {
 
 // bindTo needs mu, and returns without. It commits the stream to the attempt.
 func (s *retryStream) bindTo(at *streamAttempt) {
+	answered := at.hasMessage || s.ahead != nil
 	at.committed = true
 	s.setPhase(phaseCommitting)
 	clear(s.out.queue[:at.sent]) // these messages are not sent again
@@ -90,23 +91,23 @@ func (s *retryStream) bindTo(at *streamAttempt) {
 		s.out.drop()
 	}
 	s.mu.Unlock()
-	s.orCrash(func() { s.commitPlan(at) })
+	s.orCrash(func() { s.commitPlan(at, answered) })
 	s.mu.Lock()
 	s.setPhase(phaseCommitted)
 	s.mu.Unlock()
 	at.noticed(false) // gRPC will not report the end again
 }
 
-// commitPlan reports a commit to the plan.
-func (s *retryStream) commitPlan(at *streamAttempt) {
+// commitPlan reports a commit to the plan; answered means that the attempt's first message has led to it.
+func (s *retryStream) commitPlan(at *streamAttempt, answered bool) {
 	k := s.call.contest
 	if k != nil {
 		k.turn.Take() // the timer may be using the plan
 		defer k.turn.Give()
 	}
 	if p := s.call.plan(); p != nil {
-		p.undecide()                // nothing replaces the attempt any more
-		p.ledger.release(at.number) // a stream may live for days: it is no retry in flight any more
+		p.undecide()                                          // nothing replaces the attempt any more
+		p.ledger.release(at.number, answered && !at.isLate()) // a stream may live for days: it is no retry in flight any more
 		if k != nil {
 			k.arm()
 		}
