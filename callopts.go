@@ -84,7 +84,11 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 			opts = append(opts, opt)
 		}
 	}
-	opts = append(opts, a)
+	if c.policy.dryRun { // which does nothing, so interceptors below may retry
+		opts = append(opts, a.PeerCallOption)
+	} else {
+		opts = append(opts, a)
+	}
 	if c.stopsGRPC || x != nil && x.stopsGRPC {
 		opts = append(opts, noReplay{})
 	}

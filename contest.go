@@ -181,7 +181,7 @@ func (k *contest) ended(a *attempt, err error) {
 	won := err == nil || c.stream != nil && isEOF(err)
 	switch {
 	case k.end.attempt != nil || k.crashed:
-		k.loserEnded(a, won, now)
+		k.loserEnded(a, err, won, now)
 	case won:
 		k.end = ending{attempt: a, err: err}
 		a.bounds().ended = instantOf(now)
@@ -195,7 +195,7 @@ func (k *contest) ended(a *attempt, err error) {
 }
 
 // loserEnded reports an attempt that ended after the decision.
-func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
+func (k *contest) loserEnded(a *attempt, err error, won bool, now time.Time) {
 	defer a.release()
 	c := k.call
 	if won && c.stream != nil {
@@ -203,6 +203,13 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 	}
 	c.deposit(a, Ignored)
 	if k.crashed {
+		return
+	}
+	if d := k.end.defeat; d != nil && d.failure.callOver() != nil && !won { // the caller has ended this attempt, too
+		var f failure
+		c.describe(&f, a, err, stateOf(c.cc), now)
+		c.history().keep(&f.Attempt)
+		c.retrier.report.attemptFailed(&c.facts, &f.Attempt, verdict{Reason: d.verdict.Reason}, now)
 		return
 	}
 	if k.end.defeat == nil {
@@ -515,7 +522,11 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.mode == modeHedged {
 		u.contest.hedger, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	return u.call.makeAttempts(u.first.in, u.race)
+	err := u.call.makeAttempts(u.first.in, u.race)
+	if err != nil && u.call.history().made(0) > 1 {
+		replies.Empty(reply)
+	}
+	return err
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others

@@ -218,3 +218,24 @@ func TestADryRunIsNotCountedAsGivenUp(t *testing.T) {
 		}
 	})
 }
+
+// A dry run does nothing, so a Retrier chained below it retries as ever.
+func TestARetrierBelowADryRunRetries(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		server := serveScripts(t, "recv hello; fail UNAVAILABLE", "recv hello; send hello")
+		var seen []error
+		above := retrierOf(t, WithDryRun(true), WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == CallEnd {
+				seen = append(seen, e.Err)
+			}
+		}))
+		dial := append(above.DialOptions(), DialOptions(WithBackoff(Constant(second)))...)
+		if err := kind.call(t.Context(), server.conn(t, dial...), anyMethod); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second)
+		if len(seen) != 1 || seen[0] != nil {
+			t.Errorf("the dry run saw calls end with %v, want one success", seen)
+		}
+	})
+}

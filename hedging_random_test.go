@@ -288,6 +288,9 @@ func (c *hedgedCall) model() *hedgeModel {
 	for i := range m.sent {
 		if a := &m.sent[i]; a.result == "" {
 			a.result, a.heard = "lost", Ignored
+			if m.gone && (a.cut || a.late || m.answers[i].code != codes.OK) { // the caller has ended it, too
+				a.result = "failed"
+			}
 			m.end = max(m.end, a.ends)
 		}
 	}

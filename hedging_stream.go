@@ -75,9 +75,12 @@ func (s *retryStream) allLost(e ending, m any) {
 	s.mu.Lock()
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
-	replies.Empty(m)
 	s.call.show(e.attempt)
-	_ = s.openFrom(s.call.next(e))
+	a, err := s.call.next(e)
+	if s.call.history().made(0) > 1 {
+		replies.Empty(m)
+	}
+	_ = s.openFrom(a, err)
 }
 
 // hedge makes an attempt up to its first message.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -534,3 +535,36 @@ func TestARetryInfoIsSpreadInHedgedCalls(t *testing.T) {
 		wantTimes(t, server, 0, second, 12*second)
 	})
 }
+
+// The end of the caller's context ends all attempts in flight, and none of them is decisive.
+func TestNoAttemptIsLostToTheCallersEnd(t *testing.T) {
+	for _, kind := range []callKind{{"unary", nil}, {"server stream", serverStream}} {
+		t.Run(kind.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "hang", "hang")
+				events := &eventRecorder{start: time.Now()}
+				cc := server.conn(t, DialOptions(WithMaxAttempts(2), WithObserver(events.observe),
+					WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}))...)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(3*second, func() { cancel(errEnough) })
+				e := asError(t, kind.call(ctx, cc, anyMethod))
+				for _, a := range e.Attempts {
+					if errors.Is(a.Err, ErrHedgeLost) || a.Code() != codes.Canceled {
+						t.Errorf("attempt %d failed with %v, want CANCELED", a.Number, a.Err)
+					}
+				}
+				decisions := 0
+				for _, line := range events.lines {
+					if strings.Contains(line, "3s decision") {
+						decisions++
+					}
+				}
+				if len(e.Attempts) != 2 || decisions != 2 || !errors.Is(e.Reason, errEnough) {
+					t.Errorf("%d attempts, %d decisions at the end, and %v; want two, and the caller's cause", len(e.Attempts), decisions, e)
+				}
+			})
+		})
+	}
+}
+
+var errEnough = errors.New("enough")

@@ -27,7 +27,7 @@ import (
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that the interceptors chained after it run
 // for each attempt. If it is chained twice, only the outer one retries, unless its policy lets the
-// call pass through: then the inner one does.
+// call pass through, or is a dry run: then the inner one does.
 //
 // Retries carry the number of previous attempts to the server in the outgoing metadata of the attempt's
 // context. Calls that an interceptor chained after this one makes with that context, on another
@@ -85,11 +85,13 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 			done = true
 			return nil
 		}
-		if a, err = c.next(ending{attempt: a, err: err}); a == nil {
+		if a, err = c.next(ending{attempt: a, err: err}); c.history().made(0) > 1 || a != nil {
+			replies.Empty(reply)
+		}
+		if a == nil {
 			done = true
 			return err
 		}
-		replies.Empty(reply)
 	}
 }
 

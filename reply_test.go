@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -76,4 +77,57 @@ func TestRepliesThatAreNoMessages(t *testing.T) {
 			t.Errorf("Invoke = %v with reply %q, want %q", err, raw, want)
 		}
 	})
+}
+
+// A message that the application has filled is emptied at the first retry. Without one, it stays as with plain gRPC.
+func TestAMessageThatWasFilledBefore(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		opt     Option
+		scripts []string
+		want    string
+	}{
+		{"an end", WithMaxAttempts(2), []string{"recv hello"}, "old"},
+		{"a failure", WithMaxAttempts(2), []string{"recv hello; fail NOT_FOUND"}, "old"},
+		{"a dry run", WithDryRun(true), []string{"recv hello; fail UNAVAILABLE"}, "old"},
+		{"a retry", WithMaxAttempts(2), []string{"recv hello; fail UNAVAILABLE", "recv hello"}, ""},
+		{"a retry that fails", WithMaxAttempts(2), []string{"recv hello; fail UNAVAILABLE", "recv hello; fail UNAVAILABLE"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				cc := serveScripts(t, tt.scripts...).conn(t, DialOptions(tt.opt, WithBackoff(Constant(0)))...)
+				stream, err := cc.NewStream(t.Context(), bidiStream, anyMethod)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := stream.SendMsg(request()); err != nil {
+					t.Fatal(err)
+				}
+				m := &echov1.EchoResponse{Message: "old"}
+				if err := stream.RecvMsg(m); err == nil || m.GetMessage() != tt.want {
+					t.Errorf("RecvMsg = %v with %q, want %q", err, m.GetMessage(), tt.want)
+				}
+			})
+		})
+	}
+}
+
+// After a retry, a unary call that fails returns nothing of its attempts, with a contest or without.
+func TestTheReplyOfARetriedCallThatFails(t *testing.T) {
+	for name, opt := range map[string]Option{
+		"retried": WithMaxAttempts(2), "attempt timeout": WithAttemptTimeout(time.Minute), "hedged": hedged(2, Hedging{Delay: HedgeAfter(second)}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			reply := &echov1.EchoResponse{}
+			err := UnaryClientInterceptor(opt, WithMaxAttempts(2), WithBackoff(Constant(0)))(t.Context(), echoMethod, request(), reply, nil,
+				func(_ context.Context, _ string, _, reply any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+					reply.(*echov1.EchoResponse).Message = "left"
+					return errUnavailable
+				})
+			wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 2)
+			if reply.GetMessage() != "" {
+				t.Errorf("the reply is %q, want nothing", reply.GetMessage())
+			}
+		})
+	}
 }

@@ -210,9 +210,17 @@ func (at *streamAttempt) leave() {
 	}
 }
 
-// recv calls RecvMsg of an attempt, and records the result.
+// recv calls RecvMsg of an attempt, and records the result. The application's message has nothing of another attempt, or of a retry
+// that has failed.
 func (at *streamAttempt) recv(m any) error {
+	retried := at.number > 1 && !at.hasMessage
+	if retried {
+		replies.Empty(m)
+	}
 	err := at.stream.RecvMsg(m)
+	if retried && err != nil {
+		replies.Empty(m)
+	}
 	if isEOF(err) {
 		err = at.cleanEnd()
 	}
@@ -253,7 +261,6 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	if at.broken != nil && !isEOF(err) {
 		err = at.broken
 	}
-	replies.Empty(m)
 	s.recover(at, err)
 	if isEOF(err) {
 		at.measure(s.call.learner, false)
