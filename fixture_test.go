@@ -375,7 +375,6 @@ func callOnce(tb testing.TB, intercept grpc.UnaryClientInterceptor, invoker grpc
 	}
 }
 
-// hedged hedges the method Echo.
 // hedged hedges the calls of a test. Unless the test is about the budget of hedges, there is none:
 // a new client could not send any.
 func hedged(n int, h Hedging) Option {

@@ -28,11 +28,13 @@ import (
 // SendMsg may wait while another goroutine is retrying and the buffer, or the replay memory, is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
-// between two attempts Context returns the call's context. At the end, all three belong to the attempt whose
+// between two attempts Context returns the call's context, which the stream's end does not end. They do not commit a hedged stream
+// while its first message is awaited. At the end, all three belong to the attempt whose
 // status the call returns, as the caller's outputs do; that need not be the last one.
 //
 // Each attempt is bound when it opens, by a call of its Context, so that gRPC's transparent retry, which may lose
-// messages, never runs beneath it.
+// messages, never runs beneath it. So a stream that is committed although the application has received nothing is not sent again if a
+// server refuses it.
 //
 // A later attempt is sent the messages by a goroutine of the library. If a codec or an interceptor below panics there,
 // the call ends with INTERNAL. If a stream ends while no goroutine uses it, the library may call Header and Trailer of interceptors

@@ -374,8 +374,8 @@ func TestARefusedStreamIsRepeatedWithoutPatience(t *testing.T) {
 }
 
 // A server may refuse to process a request. gRPC itself repeats a unary call, once; whether the second was refused as
-// well is not known to an interceptor. Streams are repeated by the library, which knows: if the first attempt is refused, it does not
-// count, and the next is sent at once. A method may run after any of them.
+// well is not known to an interceptor. Streams are repeated by the library, which knows: an attempt that is refused does not count. After
+// the first, the next is sent at once, and the others wait for the backoff, for as long as there is patience. A method may run after any.
 func TestARefusedRequestIsRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
@@ -383,9 +383,9 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 		unary, streams    int // that the server sees
 		unaryIs, streamIs codes.Code
 	}{
-		{"refused", []frameStep{reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
+		{"refused", []frameStep{reset(refusedStream)}, 2, 4, codes.Unavailable, codes.Unavailable},
 		{"refused, then cancelled", []frameStep{reset(refusedStream), reset(cancelStream)}, 2, 2, codes.Canceled, codes.Canceled},
-		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
+		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, 4, codes.Unavailable, codes.Unavailable},
 		{"GOAWAY, then the connection is lost", []frameStep{goAway, hangUp}, 2, 2, codes.Unavailable, codes.Unavailable},
 		{"the connection is lost", []frameStep{hangUp}, 1, 1, codes.Unavailable, codes.Unavailable},
 		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, 1, codes.ResourceExhausted, codes.ResourceExhausted},
@@ -395,15 +395,16 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 				server := &frameServer{script: tt.script}
 				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
 				budget := &tally{}
-				err := kind.call(t.Context(), server.conn(t, unsentOnly, retry, WithBudget(budget)), anyMethod)
+				cc := server.conn(t, unsentOnly, retry, WithBudget(budget), WithBackoff(Constant(4*second)), WithPatience(10*second), unmoved)
+				err := kind.call(t.Context(), cc, anyMethod)
 				seen, code, reason := tt.streams, tt.streamIs, ErrMayHaveRun
 				switch {
 				case kind.desc == nil && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
 					return // gRPC's second stream had ended before the request was written, see internal/judges
 				case kind.desc == nil:
 					seen, code = tt.unary, tt.unaryIs
-				case seen == 5:
-					reason = ErrAttemptsExhausted
+				case seen == 4:
+					reason = ErrTargetDown
 				}
 				if status.Code(err) != code || !errors.Is(err, reason) {
 					t.Errorf("err = %v, want %v, and the reason %v", err, code, reason)
@@ -411,9 +412,8 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 				if got := server.seen(); got != seen {
 					t.Errorf("the server saw %d streams, want %d", got, seen)
 				}
-				if paid := max(0, seen-2); budget.withdrawn != paid {
-					t.Errorf("%d retries were paid for, want %d: the first attempt reached no server, and the second is free",
-						budget.withdrawn, paid)
+				if budget.withdrawn != 0 {
+					t.Errorf("%d retries were paid for, but no attempt reached a server before", budget.withdrawn)
 				}
 			})
 		})
@@ -507,4 +507,48 @@ func TestACallIsLeftToGRPCAfterAnUnsentAttempt(t *testing.T) {
 			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
 		}
 	})
+}
+
+// A refusal after the first attempt does not count either, if the call is patient, but it is retried after a backoff that grows.
+func TestALaterRefusalDoesNotCount(t *testing.T) {
+	const attempts = 2
+	calm, refused, cancelled := reset(enhanceYourCalm), reset(refusedStream), reset(cancelStream)
+	for _, tt := range []struct {
+		name   string
+		opt    Option
+		script []frameStep
+		paid   int
+		want   []time.Duration // when the server sees a stream
+		reason error
+	}{
+		{"after a failure", WithMaxAttempts(attempts), []frameStep{calm, refused, calm}, 2, []time.Duration{0, second, 3 * second},
+			ErrAttemptsExhausted},
+		{"again and again", WithMaxAttempts(attempts), []frameStep{refused, refused, refused, cancelled}, 0,
+			[]time.Duration{0, 0, second, 3 * second}, ErrNotRetryable},
+		{"a step of the backoff follows the first refusal", WithMaxAttempts(attempts), []frameStep{refused, calm, cancelled}, 1,
+			[]time.Duration{0, 0, second}, ErrNotRetryable},
+		{"without patience", WithPatience(0), []frameStep{calm, refused, refused, calm}, 3,
+			[]time.Duration{0, second, 3 * second, 7 * second}, ErrAttemptsExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			everyKind(t, func(t *testing.T, kind callKind) {
+				if kind.desc == nil {
+					return // an interceptor does not learn of it
+				}
+				var times []time.Duration
+				start, budget := time.Now(), &tally{}
+				server := &frameServer{script: tt.script}
+				backoff := Exponential{Base: second, Max: time.Minute, Multiplier: 2, Jitter: NoJitter}
+				options := DialOptions(WithBackoff(backoff), unmoved, WithPatience(10*second), tt.opt, WithBudget(budget))
+				cc := server.dial(t, append(options, belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+					times = append(times, time.Since(start))
+					return next(ctx)
+				}))...)
+				err := kind.call(t.Context(), cc, anyMethod)
+				if !slices.Equal(times, tt.want) || !errors.Is(err, tt.reason) || budget.withdrawn != tt.paid {
+					t.Errorf("streams at %v, %d paid for, and %v; want %v, %d and %v", times, budget.withdrawn, err, tt.want, tt.paid, tt.reason)
+				}
+			})
+		})
+	}
 }
