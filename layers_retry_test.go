@@ -181,7 +181,8 @@ func TestARefusedStreamIsNoAttemptWithoutAResponse(t *testing.T) {
 		}
 		var seen []mark
 		server := &frameServer{script: []frameStep{reset(refusedStream)}}
-		cc := server.dial(t, append(DialOptions(WithBackoff(Constant(4*second)), WithPatience(10*second), unmoved), grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
+		options := DialOptions(WithBackoff(Constant(4*second)), WithPatience(10*second), unmoved)
+		cc := server.dial(t, append(options, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
 			cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			sent, _ := metadata.FromOutgoingContext(ctx)
 			seen = append(seen, first(sent[callerRetriesKey]))

@@ -21,8 +21,8 @@ type Pushback struct {
 // The trailer grpc-retry-pushback-ms takes precedence: a value from 0 to 2147483647, in decimal
 // digits without leading zeros, is a wait in milliseconds. Any other value, and a repeated value, means stop
 // (gRFC A6 #pushback, which leaves repeated values open). Without that trailer, a
-// google.rpc.RetryInfo in the status details is used if its delay is positive. PushbackFrom applies no limit; [WithMaxServerDelay] does. A classifier that returns [Stop] if ok is false retries only
-// what the server asks for.
+// google.rpc.RetryInfo in the status details is used if its delay is positive. PushbackFrom applies no limit;
+// [WithMaxServerDelay] does. A classifier that returns [Stop] if ok is false retries only what the server asks for.
 func PushbackFrom(trailer metadata.MD, err error) (p Pushback, ok bool) {
 	if values := trailer[wire.PushbackKey]; len(values) > 0 {
 		delay, valid := wire.Pushback(values)
