@@ -15,7 +15,9 @@ func (r *run) loseAll(c *call) {
 func (r *run) lose(ai int32, c *call) {
 	a := r.attempts.at(ai)
 	a.ended, a.given = true, true
-	c.caller.seen.at(r.now).Lost++
+	if c.deadline == 0 || r.now < c.deadline { // otherwise the deadline has ended it
+		c.caller.seen.at(r.now).Lost++
+	}
 	lost := r.describe(c, a.flight)
 	lost.Err = grpcretry.ErrHedgeLost
 	c.plan.Ended(lost, r.time(), 0)
