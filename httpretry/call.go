@@ -1,10 +1,12 @@
 package httpretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -139,17 +141,25 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil && c.request.Context().Err() == nil: // the attempt timeout
 		return &failure{err, codes.DeadlineExceeded}
+	case c.isOver(ctx): // the error tells of an earlier attempt instead
+		return &failure{err, status.FromContextError(cmp.Or(ctx.Err(), context.Canceled)).Code()}
 	case ctx.Err() != nil: // whatever the error looks like, it is the context that has ended
-		f := &failure{err: err}
-		if a, _ := grpcretry.AttemptFromContext(ctx); a.Number > 1 { // the error tells of an earlier attempt instead
-			f.code = status.FromContextError(ctx.Err()).Code()
-		}
-		return f
+		return &failure{err: err}
 	case c.body.Load().readError() != nil:
 		return grpcretry.Permanent(&failure{err: err})
 	default:
 		return classify(err)
 	}
+}
+
+// isOver reports, after an attempt that was not the first, whether the request has ended, or its deadline has passed: http.Client's
+// Timeout closes Cancel by a timer of its own, maybe before the context ends.
+func (c *call) isOver(ctx context.Context) bool {
+	if a, _ := grpcretry.AttemptFromContext(ctx); a.Number == 1 {
+		return false
+	}
+	d, limited := ctx.Deadline()
+	return ctx.Err() != nil || limited && !time.Now().Before(d) || isClosed(c.request.Cancel) //nolint:staticcheck // see isLast
 }
 
 // discard prepares for another attempt, which has been decided on. The call may end in the wait before it, so

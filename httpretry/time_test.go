@@ -453,26 +453,38 @@ type lateContext struct{ context.Context }
 
 func (lateContext) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
 
-// An attempt after the first that the request's end has ended tells of the response before, whatever Base says: with http.Client's Timeout,
-// net/http has words of its own.
+// An attempt after the first that the request's end has ended tells of the response before, whatever Base says, and when: with
+// http.Client's Timeout, net/http has words of its own, and a timer of its own.
 func TestTheEarlierResponseIsToldAfterTheEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		responses := []*http.Response{{StatusCode: 503, Body: http.NoBody}}
-		transport := NewTransport(newRetrier(t, steady), roundTripper(func(r *http.Request) (*http.Response, error) {
-			if len(responses) > 0 {
-				response := responses[0]
-				responses = responses[1:]
-				return response, nil
-			}
-			<-r.Context().Done()
-			return nil, errors.New("net/http: request canceled")
-		}))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*second)
-		defer cancel()
-		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
-		said, _ := errtype.As[*StatusError](err)
-		if !errors.Is(err, context.DeadlineExceeded) || said == nil || said.StatusCode != 503 {
-			t.Errorf("RoundTrip = %v, want the end of the context, and the 503 before", err)
-		}
-	})
+	for name, ends := range map[string]func(*http.Request) <-chan struct{}{
+		"context":  func(r *http.Request) <-chan struct{} { return r.Context().Done() },
+		"cancel":   func(r *http.Request) <-chan struct{} { return r.Cancel }, //nolint:staticcheck // http.Client sets it
+		"deadline": func(*http.Request) <-chan struct{} { time.Sleep(10 * second); return closed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				made := 0
+				base := roundTripper(func(r *http.Request) (*http.Response, error) {
+					if made++; made == 1 {
+						return &http.Response{StatusCode: 503, Body: http.NoBody}, nil
+					}
+					<-ends(r)
+					return nil, errors.New("net/http: request canceled")
+				})
+				transport := NewTransport(newRetrier(t, grpcretry.WithBackoff(grpcretry.Constant(0))), base)
+				var err error
+				around := roundTripper(func(r *http.Request) (*http.Response, error) {
+					_, err = transport.RoundTrip(r)
+					return nil, err
+				})
+				_, _ = (&http.Client{Transport: around, Timeout: 10 * second}).Do(newRequest(t, "GET", "http://test", nil))
+				said, _ := errtype.As[*StatusError](err)
+				if !errors.Is(err, context.DeadlineExceeded) || said == nil || said.StatusCode != 503 {
+					t.Errorf("RoundTrip = %v, want the end of the context, and the 503 before", err)
+				}
+			})
+		})
+	}
 }
+
+var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()

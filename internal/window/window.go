@@ -179,8 +179,8 @@ func (t *Tokens) restart(now time.Time) {
 // says have been counted since now. The caller holds mu.
 func (t *Tokens) settle(now time.Time, after int64) {
 	total := t.calls.Sum() - after // read before returned, because a retry that does both returns first
-	calls := total - t.seen
-	t.seen = total
+	calls := max(0, total-t.seen)  // another look may have seen the call that comes after
+	t.seen += calls
 	own := t.due.Load() != neverDue
 	step, from, at := t.newest, t.last, min(now.Sub(t.epoch), math.MaxInt64-t.step) // so that the next step has a start
 	if own && at < from-t.settings.Window {
