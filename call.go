@@ -384,7 +384,7 @@ func (c *call) describe(f *failure, a *attempt, err error, state connectivity.St
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Refused = a.seen() == sawRefusal && (a.number == 1 || c.plan().isPatient())
+	f.Refused = a.number == 1 && a.seen() == sawRefusal
 	f.Attempt.Unsent = f.Refused || unsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.NoResponse = a.gotNoResponse()
 }

@@ -19,7 +19,7 @@ import (
 type failure struct {
 	Attempt    Attempt
 	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly
-	Refused    bool  // a server has refused the stream before it ran, and the call is patient, or this was its first attempt
+	Refused    bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
 	Function   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
 	NoResponse bool  // the server that it reached has not responded, and may still be at work
 	TimedOut   bool  // the attempt timeout ended it
@@ -75,9 +75,6 @@ func (p *policy) examine(ctx context.Context, f *failure) {
 func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || isSame(reasons.Disown(f.Attempt.Err), f.CtxErr))
 }
-
-// isSentAgain reports whether the next attempt follows at once: gRPC would do that, whatever the policy.
-func (f *failure) isSentAgain() bool { return f.Refused && f.Attempt.Number == 1 }
 
 // callOver returns why the call is over whatever its policy says, by rule 1; nil if it is not.
 func (f *failure) callOver() error {

@@ -185,11 +185,10 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 
 // reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
-// attempt is the next dial, and so does a stream that a server refuses again.
+// attempt is the next dial.
 func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verdict {
 	v, drawn := verdict{WaitSource: waitConnect}, time.Duration(0)
-	backsOff := f.Function || f.Refused
-	if backsOff {
+	if f.Function {
 		v, drawn = p.schedule(f, known, now, u)
 		v.Wait = max(v.Wait, shortestRedial)
 	} else {
@@ -200,7 +199,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	switch {
 	case v.Reason != nil:
 		return p.stop(v, false)
-	case now >= ends, backsOff && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
+	case now >= ends, f.Function && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
 		return p.stop(verdict{Reason: ErrTargetDown}, false)
 	}
@@ -208,7 +207,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	if !p.policy.dryRun {
 		p.target.await()
 	}
-	if backsOff {
+	if f.Function {
 		return p.retry(v, now, u)
 	}
 	p.dueAt, p.connecting = ends, ErrTargetDown

@@ -258,8 +258,8 @@ func (p *plan) undecide() {
 //  5. UnsentOnly is on, a server may have run the method, and did not ask for another attempt:
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
-//     not counted. If the target's patience is over, stop. A refused attempt is not counted either: after the first,
-//     the next follows immediately, without rule 9; after a later one, when its backoff is over
+//     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
+//     the next follows immediately, without rule 9
 //  7. MaxAttempts attempts were made, or one if a service further up retries, or the function cannot be called again: stop
 //  8. the server asks for a wait that is longer than MaxServerDelay, or the wait (pushback, or else RetryInfo, or else the
 //     backoff for the code) would reach the deadline or MaxElapsed: stop
@@ -316,7 +316,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 		return verdict{Reason: errInFlight}
 	case p.pending.isDecided() && !p.policy.asksTooMuch(f): // in place of one that was cut, and put off by a pushback
 		return p.sendReplacement(now, u)
-	case f.Attempt.Unsent && !f.isSentAgain() && !f.Last && p.stopped == nil:
+	case f.Attempt.Unsent && !f.Refused && !f.Last && p.stopped == nil:
 		return p.reconnect(f, known, now, u)
 	default:
 		v = p.again(f, known, now, u)
@@ -372,12 +372,12 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 		return verdict{Reason: ErrCommitted}
 	}
 	v, drawn := p.schedule(f, known, now, u)
-	if v.Reason == nil && !f.isSentAgain() {
+	if v.Reason == nil && !f.Refused {
 		v.Reason = p.refuses(f, v, known, now)
 	}
 	if v.Reason == nil {
 		p.accept(v, drawn, known, now)
-		if f.isSentAgain() { // which it again is no step of the backoff
+		if f.Refused { // sending it again is no step of the backoff
 			p.progress = p.pending.before
 		}
 	}
@@ -394,7 +394,7 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
 	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
-	case f.isSentAgain(): // immediately, as in gRPC
+	case f.Refused: // immediately, as in gRPC
 		return verdict{WaitSource: WaitBackoff, Reason: p.tooLate(now, 0)}, 0
 	default:
 		drawn = p.progress.wait(p.policy.backoff(f.found.code), u)

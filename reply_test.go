@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -132,4 +133,41 @@ func TestTheReplyOfARetriedCallThatFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nothing of the first attempt stays if the second cannot be opened.
+func TestTheResponseOfAnAttemptBeforeOneThatCannotBeOpened(t *testing.T) {
+	for _, kind := range []callKind{{"client stream", clientStream}, {"bidi stream", bidiStream}} {
+		t.Run(kind.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				denies := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+					if a, _ := AttemptFromContext(ctx); a.Number > 1 {
+						return nil, status.Error(codes.PermissionDenied, "no")
+					}
+					return next(ctx)
+				})
+				merging := below(func(stream grpc.ClientStream) grpc.ClientStream { return fillingStream{stream} })
+				cc := serveScripts(t, "recv hello; fail UNAVAILABLE").conn(t, append(DialOptions(WithBackoff(Constant(0))), denies, merging)...)
+				stream, err := cc.NewStream(t.Context(), kind.desc, anyMethod)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := stream.SendMsg(request()); err != nil {
+					t.Fatal(err)
+				}
+				m := &echov1.EchoResponse{}
+				if err := stream.RecvMsg(m); status.Code(err) != codes.PermissionDenied || m.GetMessage() != "" {
+					t.Errorf("RecvMsg = %v with %q, want PERMISSION_DENIED, and nothing", err, m.GetMessage())
+				}
+			})
+		})
+	}
+}
+
+// A fillingStream leaves something in a message that it fails to receive.
+type fillingStream struct{ grpc.ClientStream }
+
+func (s fillingStream) RecvMsg(m any) error {
+	m.(*echov1.EchoResponse).Message = "left"
+	return s.ClientStream.RecvMsg(m)
 }

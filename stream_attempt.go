@@ -124,7 +124,7 @@ func (at *streamAttempt) noticed(told bool) {
 		if at.broken == nil && !at.isCut() && (told || over || isContextEnd(err) || s.call.policy.dryRun) {
 			s.rest = at
 		}
-		s.recover(at, err)
+		s.recover(at, err, nil)
 		return
 	case (bound || used) && at.isUnreceived() && at.users.watch():
 		context.AfterFunc(at, func() { at.noticed(false) })

@@ -90,7 +90,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 		s.mu.Unlock()
 		return false
 	case failure != nil && (md == nil || at.Err() != nil): // otherwise messages may have been kept back below
-		s.recover(at, failure)
+		s.recover(at, failure, nil)
 		return false
 	case md == nil: // an interceptor below returned this: RecvMsg learns the fate of the attempt
 		s.mu.Unlock()
@@ -211,7 +211,7 @@ func (at *streamAttempt) leave() {
 }
 
 // recv calls RecvMsg of an attempt, and records the result. The application's message has nothing of another attempt, or of a retry
-// that has failed.
+// that fails.
 func (at *streamAttempt) recv(m any) error {
 	retried := at.number > 1 && !at.hasMessage
 	if retried {
@@ -261,7 +261,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	if at.broken != nil && !isEOF(err) {
 		err = at.broken
 	}
-	s.recover(at, err)
+	s.recover(at, err, m)
 	if isEOF(err) {
 		at.measure(s.call.learner, false)
 	}

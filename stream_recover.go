@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
 // This file gets a stream from one attempt to the next, and to its end.
@@ -114,14 +116,18 @@ func (s *retryStream) commitPlan(at *streamAttempt, answered bool) {
 	}
 }
 
-// recover needs mu, and returns without. It reports an attempt's end to the call, and opens the attempt that follows. If
-// none follows, the call is over.
-func (s *retryStream) recover(at *streamAttempt, err error) {
+// recover needs mu, and returns without. It reports an attempt's end to the call, and opens the attempt that follows, before which it
+// empties what the application is receiving into. If none follows, the call is over.
+func (s *retryStream) recover(at *streamAttempt, err error, into any) {
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	s.orCrash(func() {
 		s.call.contest.repanic()
-		_ = s.openFrom(s.next(at, err))
+		a, ended := s.next(at, err)
+		if a != nil {
+			replies.Empty(into)
+		}
+		_ = s.openFrom(a, ended)
 	})
 }
 

@@ -133,7 +133,7 @@ func (s *retryStream) commitToSend(full bool) {
 	}
 	spoilt := s.out.spoilt
 	if err := at.failure(); err != nil {
-		s.recover(at, err)
+		s.recover(at, err, nil)
 	} else {
 		s.bindTo(at)
 		switch u := s.call.retrier.usage; {

@@ -374,8 +374,8 @@ func TestARefusedStreamIsRepeatedWithoutPatience(t *testing.T) {
 }
 
 // A server may refuse to process a request. gRPC itself repeats a unary call, once; whether the second was refused as
-// well is not known to an interceptor. Streams are repeated by the library, which knows: an attempt that is refused does not count. After
-// the first, the next is sent at once, and the others wait for the backoff, for as long as there is patience. A method may run after any.
+// well is not known to an interceptor. Streams are repeated by the library, which knows: if the first attempt is refused, it does not
+// count, and the next is sent at once. A method may run after any of them.
 func TestARefusedRequestIsRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
@@ -383,9 +383,9 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 		unary, streams    int // that the server sees
 		unaryIs, streamIs codes.Code
 	}{
-		{"refused", []frameStep{reset(refusedStream)}, 2, 4, codes.Unavailable, codes.Unavailable},
+		{"refused", []frameStep{reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
 		{"refused, then cancelled", []frameStep{reset(refusedStream), reset(cancelStream)}, 2, 2, codes.Canceled, codes.Canceled},
-		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, 4, codes.Unavailable, codes.Unavailable},
+		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
 		{"GOAWAY, then the connection is lost", []frameStep{goAway, hangUp}, 2, 2, codes.Unavailable, codes.Unavailable},
 		{"the connection is lost", []frameStep{hangUp}, 1, 1, codes.Unavailable, codes.Unavailable},
 		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, 1, codes.ResourceExhausted, codes.ResourceExhausted},
@@ -395,16 +395,15 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 				server := &frameServer{script: tt.script}
 				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
 				budget := &tally{}
-				cc := server.conn(t, unsentOnly, retry, WithBudget(budget), WithBackoff(Constant(4*second)), WithPatience(10*second), unmoved)
-				err := kind.call(t.Context(), cc, anyMethod)
+				err := kind.call(t.Context(), server.conn(t, unsentOnly, retry, WithBudget(budget)), anyMethod)
 				seen, code, reason := tt.streams, tt.streamIs, ErrMayHaveRun
 				switch {
 				case kind.desc == nil && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
 					return // gRPC's second stream had ended before the request was written, see internal/judges
 				case kind.desc == nil:
 					seen, code = tt.unary, tt.unaryIs
-				case seen == 4:
-					reason = ErrTargetDown
+				case seen == 5:
+					reason = ErrAttemptsExhausted
 				}
 				if status.Code(err) != code || !errors.Is(err, reason) {
 					t.Errorf("err = %v, want %v, and the reason %v", err, code, reason)
@@ -412,8 +411,9 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 				if got := server.seen(); got != seen {
 					t.Errorf("the server saw %d streams, want %d", got, seen)
 				}
-				if budget.withdrawn != 0 {
-					t.Errorf("%d retries were paid for, but no attempt reached a server before", budget.withdrawn)
+				if paid := max(0, seen-2); budget.withdrawn != paid {
+					t.Errorf("%d retries were paid for, want %d: the first attempt reached no server, and the second is free",
+						budget.withdrawn, paid)
 				}
 			})
 		})
@@ -509,26 +509,19 @@ func TestACallIsLeftToGRPCAfterAnUnsentAttempt(t *testing.T) {
 	})
 }
 
-// A refusal after the first attempt does not count either, if the call is patient, but it is retried after a backoff that grows.
-func TestALaterRefusalDoesNotCount(t *testing.T) {
-	const attempts = 2
+// A later refusal counts, and costs a token: servers shed load like that. The first is no step of the backoff.
+func TestALaterRefusalCounts(t *testing.T) {
 	calm, refused, cancelled := reset(enhanceYourCalm), reset(refusedStream), reset(cancelStream)
 	for _, tt := range []struct {
 		name   string
-		opt    Option
 		script []frameStep
 		paid   int
 		want   []time.Duration // when the server sees a stream
 		reason error
 	}{
-		{"after a failure", WithMaxAttempts(attempts), []frameStep{calm, refused, calm}, 2, []time.Duration{0, second, 3 * second},
-			ErrAttemptsExhausted},
-		{"again and again", WithMaxAttempts(attempts), []frameStep{refused, refused, refused, cancelled}, 0,
-			[]time.Duration{0, 0, second, 3 * second}, ErrNotRetryable},
-		{"a step of the backoff follows the first refusal", WithMaxAttempts(attempts), []frameStep{refused, calm, cancelled}, 1,
-			[]time.Duration{0, 0, second}, ErrNotRetryable},
-		{"without patience", WithPatience(0), []frameStep{calm, refused, refused, calm}, 3,
-			[]time.Duration{0, second, 3 * second, 7 * second}, ErrAttemptsExhausted},
+		{"after a failure", []frameStep{calm, refused}, 1, []time.Duration{0, second}, ErrAttemptsExhausted},
+		{"always", []frameStep{refused}, 1, []time.Duration{0, 0, second}, ErrAttemptsExhausted},
+		{"the first", []frameStep{refused, calm, cancelled}, 1, []time.Duration{0, 0, second}, ErrNotRetryable},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			everyKind(t, func(t *testing.T, kind callKind) {
@@ -539,7 +532,7 @@ func TestALaterRefusalDoesNotCount(t *testing.T) {
 				start, budget := time.Now(), &tally{}
 				server := &frameServer{script: tt.script}
 				backoff := Exponential{Base: second, Max: time.Minute, Multiplier: 2, Jitter: NoJitter}
-				options := DialOptions(WithBackoff(backoff), unmoved, WithPatience(10*second), tt.opt, WithBudget(budget))
+				options := DialOptions(WithBackoff(backoff), unmoved, WithMaxAttempts(2), WithBudget(budget))
 				cc := server.dial(t, append(options, belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 					times = append(times, time.Since(start))
 					return next(ctx)
