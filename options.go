@@ -354,9 +354,9 @@ func WithUnsentOnly(on bool) CallOption {
 // fleet can look before retries are turned on, by method or with [Retrier.Update].
 //
 // Everything that a policy does is left out: there is no attempt timeout, no hedge and no wait, and gRPC's
-// own retries stay as they are, and so do those of a Retrier that is chained below. Whether a retry would have been paid for depends on the budget's balance;
-// nothing is spent. Results of attempts are reported to the budgets, and failures are remembered for
-// [WithPatience], as always.
+// own retries stay as they are, and so do those of a Retrier that is chained below. Whether a retry would
+// have been paid for depends on the budget's balance; nothing is spent. Results of attempts are reported to
+// the budgets, and failures are remembered for [WithPatience], as always.
 //
 // The default is false. A later WithDryRun replaces an earlier one.
 func WithDryRun(on bool) CallOption {
