@@ -522,11 +522,7 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.mode == modeHedged {
 		u.contest.hedger, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	err := u.call.makeAttempts(u.first.in, u.race)
-	if err != nil && u.call.history().made(0) > 1 {
-		replies.Empty(reply)
-	}
-	return err
+	return u.call.makeAttempts(u.first.in, u.race)
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others
@@ -536,7 +532,10 @@ func (u *contestedUnary) race(a *attempt) ending {
 		replies.Empty(u.reply)
 	}
 	e := u.contest.race(a, func(a *attempt) error { return u.invoke(a, u.reply) })
-	if e.err == nil && e.attempt != a {
+	switch {
+	case e.err != nil && a.number > 1:
+		replies.Empty(u.reply)
+	case e.err == nil && e.attempt != a:
 		replies.Copy(u.reply, e.attempt.bounds().received)
 	}
 	if u.call.ownOutputs(e.attempt) {

@@ -77,7 +77,7 @@ func (s *retryStream) allLost(e ending, m any) {
 	s.mu.Unlock()
 	s.call.show(e.attempt)
 	a, err := s.call.next(e)
-	if a != nil || s.call.history().made(0) > 1 {
+	if a != nil {
 		replies.Empty(m)
 	}
 	_ = s.openFrom(a, err)
