@@ -15,8 +15,10 @@ func (r *run) loseAll(c *call) {
 func (r *run) lose(ai int32, c *call) {
 	a := r.attempts.at(ai)
 	a.ended, a.given = true, true
-	if c.deadline == 0 || r.now < c.deadline { // otherwise the deadline has ended it
-		c.caller.seen.at(r.now).Lost++
+	if seen := c.caller.seen.at(r.now); c.deadline > 0 && r.now >= c.deadline { // which has ended it
+		seen.Wasted++
+	} else {
+		seen.Lost++
 	}
 	lost := r.describe(c, a.flight)
 	lost.Err = grpcretry.ErrHedgeLost
