@@ -278,7 +278,9 @@ func depositIn(b Budget, o Outcome, released, helped bool) {
 		switch {
 		case released && hasSlots(one):
 		case released && helped && isRatio:
-			one.Deposit(Outcome{Attempt: 1, Hedge: o.Hedge, Result: o.Result, late: o.late})
+			unpaid := o
+			unpaid.Attempt = 1
+			one.Deposit(unpaid)
 		default:
 			one.Deposit(o)
 		}

@@ -37,8 +37,8 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 //
 // A retry costs one token. The tokens that expire first are spent first: the oldest earnings, then
 // the floor, then the reserve. The token is returned if the retry reaches no server or succeeds,
-// because the budget pays only for wasted retries. A stream's retry has succeeded, for that matter, when its first message commits the
-// stream, whatever its end. A hedge that succeeds returns nothing, and neither does a
+// because the budget pays only for wasted retries. For this purpose, a stream's retry has succeeded when its first message
+// commits the stream, however the stream ends. A hedge that succeeds returns nothing, and neither does a
 // retry that succeeds after the attempt timeout: an overloaded server answers every call late. A
 // returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is

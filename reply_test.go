@@ -113,10 +113,9 @@ func TestAMessageThatWasFilledBefore(t *testing.T) {
 	}
 }
 
-// After a retry, a unary call that fails returns nothing of its attempts, with a contest or without.
+// After a retry, a unary call that fails returns nothing of its attempts, with a contest, too.
 func TestTheReplyOfARetriedCallThatFails(t *testing.T) {
 	for name, opt := range map[string]Option{
-		"retried":         WithMaxAttempts(2),
 		"attempt timeout": WithAttemptTimeout(time.Minute),
 		"hedged":          hedged(2, Hedging{Delay: HedgeAfter(second)}),
 	} {

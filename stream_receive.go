@@ -210,8 +210,8 @@ func (at *streamAttempt) leave() {
 	}
 }
 
-// recv calls RecvMsg of an attempt, and records the result. The application's message has nothing of another attempt, or of a retry
-// that fails.
+// recv calls RecvMsg of an attempt, and records the result. Nothing of another attempt, or of a retry that fails, stays in the
+// application's message.
 func (at *streamAttempt) recv(m any) error {
 	retried := at.number > 1 && !at.hasMessage
 	if retried {

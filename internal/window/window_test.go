@@ -464,3 +464,14 @@ func TestEarningsLastForAWindow(t *testing.T) {
 		})
 	}
 }
+
+// A call that takes its look late, when another look has seen the call, does not make that count again.
+func TestNoCallIsCountedTwice(t *testing.T) {
+	b := New(Settings{Ratio: 1, Window: time.Hour})
+	b.calls.Add()
+	b.Balance(time.Now())
+	b.mu.Lock()
+	b.settle(time.Now(), 1)
+	b.mu.Unlock()
+	wantBalance(t, b, time.Now(), 1)
+}

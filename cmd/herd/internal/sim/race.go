@@ -15,7 +15,7 @@ func (r *run) loseAll(c *call) {
 func (r *run) lose(ai int32, c *call) {
 	a := r.attempts.at(ai)
 	a.ended, a.given = true, true
-	if seen := c.caller.seen.at(r.now); c.deadline > 0 && r.now >= c.deadline { // which has ended it
+	if seen := c.caller.seen.at(r.now); c.deadline > 0 && r.now >= c.deadline { // the deadline has ended it
 		seen.Wasted++
 	} else {
 		seen.Lost++
