@@ -295,6 +295,18 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	})
 }
 
+// tokensOf returns the tokens of the ratio budget in b, of which those that are spent in vain do not come back by themselves; infinite
+// without one.
+func tokensOf(b Budget, now time.Time) float64 {
+	tokens := math.Inf(1)
+	for _, one := range partsOf(b) {
+		if ratio, is := one.(*ratioBudget); is {
+			tokens = min(tokens, ratio.Balance(now))
+		}
+	}
+	return tokens
+}
+
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
 // replaces, which no other retry can get in between.
 func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {

@@ -52,6 +52,9 @@ func (l *ledger) whoPays(p payer) payer {
 	return p
 }
 
+// retryBudget returns the budget that would pay for a retry now.
+func (l *ledger) retryBudget() Budget { return l.budgetOf(l.whoPays(retriesPay)) }
+
 // take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
 // throttle allows no hedges. An attempt that replaces another one takes over its slot.
 func (l *ledger) take(p payer, replaces int32) bool {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/window"
 )
 
 // This file has the rules about waiting for a target, see [WithPatience]. A retry that comes too early
@@ -119,10 +121,23 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
+// keeps reports whether a token is kept for later, because more calls wait than there are tokens: until the trouble has lasted seven times
+// as long as at the latest failure, so that a reserve of three lasts for two seconds, but no longer than the token's share of half
+// the time that was left then.
+func (w *waiter) keeps(tokens float64, known trouble, l *limits, now instant) bool {
+	if known.since == 0 || tokens < window.Whole || tokens >= float64(w.target.waiting.Load()) {
+		return false
+	}
+	last, _ := l.capped(w.patienceEnds(known, now))
+	lasted, left := known.latest.Sub(known.since), last.Sub(known.latest)
+	return now < known.latest.Add(min(6*lasted, part(left, 1/(2*tokens))))
+}
+
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
 //
 //  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
-//     would learn nothing: wait again. A time that the server named is this call's turn and is used
+//     would learn nothing, or its token is kept for later: wait again. A time that the server named is this call's turn
+//     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop
@@ -142,7 +157,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
-	case p.isPatient() && !namedByServer && !answered && known.latest > p.pending.since:
+	case p.isPatient() && !namedByServer && !answered && (known.latest > p.pending.since ||
+		p.keeps(tokensOf(p.ledger.retryBudget(), p.ledger.now), known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {
@@ -150,7 +166,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		}
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
-	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
+	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.retryBudget()):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true

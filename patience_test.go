@@ -92,6 +92,69 @@ func TestARetryThatCanLearnNothingIsNotSent(t *testing.T) {
 	})
 }
 
+// A burst of calls that nobody follows has the reserve of three, which they do not use up at once. When the
+// first has failed, the next one is sent after seven times as long, or when a token's share of half the time left is over.
+func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		calls int
+		away  time.Duration
+		opts  []Option
+		tries []time.Duration // the retries that fail, and the first that does not
+		saved bool
+	}{
+		{"10 calls, 400 ms", 10, 4 * tenth, nil, []time.Duration{75, 563}, true},
+		{"10 calls, 2 s", 10, 2 * second, nil, []time.Duration{75, 563, 3968}, true},
+		{"100 calls, 2 s", 100, 2 * second, nil, []time.Duration{84, 594, 4324}, true},
+		{"10 calls, 5 s", 10, 5 * second, nil, []time.Duration{75, 563, 3968}, false},
+		{"10 calls, 0.9 s, within 2 s", 10, 9 * tenth, []Option{WithMaxElapsed(2 * second)}, []time.Duration{75, 563, 1283}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, awayUntil(tt.away))
+				client := server.fixed(t, 0.5, tt.opts...)
+				calls := make([]*timedCall, tt.calls)
+				for i := range calls {
+					calls[i] = &timedCall{message: fmt.Sprint(i), at: time.Duration(i) * time.Millisecond / 10}
+				}
+				makeCalls(t, client, calls...)
+				var tries []time.Duration
+				for _, one := range server.attempts() {
+					if one.previous > 0 && len(tries) < len(tt.tries) {
+						tries = append(tries, one.at/time.Millisecond)
+					}
+				}
+				if !slices.Equal(tries, tt.tries) {
+					t.Errorf("retries were sent at %d ms, want %d", tries, tt.tries)
+				}
+				for _, c := range calls {
+					if saved := c.err == nil; saved != tt.saved {
+						t.Errorf("call %s ended with %v after %v; want saved: %v", c.message, c.err, c.took, tt.saved)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Tokens are kept only if more calls wait than there are tokens, and only those that do not come back.
+func TestTokensThatSufficeAreNotKept(t *testing.T) {
+	for name, opt := range map[string]Option{
+		"enough":      WithRatioBudget(RatioBudget{Reserve: 9}),
+		"a rate":      WithBudget(NewRateBudget(rate.NewLimiter(0, 9))),
+		"concurrency": WithBudget(concurrencyBudgetOf(t, 1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, awayUntil(300*time.Millisecond))
+				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), opt)
+				makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
+				wantServed(t, server, "a at 0s", "b at 60ms", "a at 150ms", "b at 240ms", "b at 360ms", "a at 375ms")
+			})
+		})
+	}
+}
+
 func TestFirstAttemptsAreAlwaysSentAndOneAnswerEndsTheTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, awayUntil(second))
