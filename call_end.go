@@ -163,9 +163,10 @@ const maxKept = 16
 // isEmpty reports whether no attempt has ended yet.
 func (h *history) isEmpty() bool { return h.last.Number == 0 }
 
-// all returns these attempts and more, in the order of their numbers.
+// all returns these attempts and more, in the order of their numbers; only the latest, at most maxKept.
 func (h *history) all(more ...Attempt) []Attempt {
 	all := slices.Concat(h.earlier, []Attempt{h.last}, more)
+	all = all[max(0, len(all)-maxKept):]
 	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
 	return all
 }

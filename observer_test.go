@@ -68,6 +68,29 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 	}
 }
 
+// A server may send megabytes for each attempt, so of very many only the latest are kept, whatever the end of the call.
+func TestTheLatestAttemptsAreKept(t *testing.T) {
+	for _, last := range []answer{ok(), unavailable()} {
+		bubble(t, func(t *testing.T) {
+			const made = maxKept + 4
+			server := serve(t, func(n int) answer {
+				if n < made {
+					return unavailable()
+				}
+				return last
+			})
+			recorder := &eventRecorder{}
+			client := server.client(t, WithBackoff(Constant(second)), WithMaxAttempts(made), WithBudget(Unlimited), WithPatience(time.Hour),
+				WithObserver(recorder.observe))
+			_, err := client.Echo(t.Context(), request())
+			kept := recorder.last.Attempts
+			if len(kept) != maxKept || kept[0].Number != made-maxKept+1 || kept[maxKept-1].Number != made {
+				t.Errorf("Echo = %v; the end of the call has %d attempts, want the latest %d of %d", err, len(kept), maxKept, made)
+			}
+		})
+	}
+}
+
 func TestAttemptShowsHeaderAndTrailerToClassifierAndObservers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable().withHeader("k", "head").withTrailer("k", "tail")))
