@@ -18,7 +18,7 @@ func init() {
 	inside.Observe = func(retrier, observer any) (stop func()) {
 		observe := observer.(func(context.Context, Event, inside.Call))
 		return retrier.(*Retrier).made().report.observers.list.Add(func(ctx context.Context, e Event) {
-			observe(ctx, e, inside.Call{Function: e.function, Budget: e.budget})
+			observe(ctx, e, inside.Call{Function: e.function, Budget: e.budget, Start: e.start, Made: e.made})
 		})
 	}
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }

@@ -54,8 +54,10 @@ type Event struct {
 	Elapsed  time.Duration
 	Attempts []Attempt
 
-	function bool   // the call is of a function, and not an RPC
-	budget   Budget // the call spends from it; if there is one per target, that of Target
+	function bool      // the call is of a function, and not an RPC
+	budget   Budget    // the call spends from it; if there is one per target, that of Target
+	start    time.Time // set in a CallEnd: when the call started, also if Attempts do not have its first attempt
+	made     int       // set in a CallEnd: how many attempts the call has made
 }
 
 // observers are called in the order in which they were added.

@@ -193,7 +193,8 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, header metada
 				all = h.all(ended)
 			}
 			r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: ended})
-			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: instantOf(now).Sub(f.start), Attempts: all})
+			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: instantOf(now).Sub(f.start), Attempts: all,
+				start: f.start.timeFrom(now), made: h.made(ended.Number)})
 		}
 	}
 	if r.metrics != nil {
@@ -219,7 +220,7 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	made := h.made(end.last.Number)
 	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.verdict.Reason, Wait: end.verdict.Wait,
-			WaitSource: end.verdict.WaitSource, Elapsed: instantOf(end.when).Sub(f.start)}
+			WaitSource: end.verdict.WaitSource, Elapsed: instantOf(end.when).Sub(f.start), start: f.start.timeFrom(end.when), made: made}
 		if made > 1 {
 			e.Attempts = h.all()
 		}

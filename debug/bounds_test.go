@@ -15,6 +15,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/inside"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // This file holds the page to the bounds that the package comment promises. Events are
@@ -24,12 +25,21 @@ import (
 func told(t testing.TB) (*Page, func(grpcretry.Event, ...grpcretry.Budget)) {
 	p := handler(t, retrier(t))
 	return p, func(e grpcretry.Event, spent ...grpcretry.Budget) {
-		var of inside.Call
+		of := callOf(e)
 		if len(spent) > 0 {
 			of.Budget = spent[0]
 		}
 		p.sources[0].observe(context.Background(), e, of)
 	}
+}
+
+// callOf is what a retrier tells beside an event of failedCall, or of a first attempt.
+func callOf(e grpcretry.Event) inside.Call {
+	first := e.Attempt
+	if len(e.Attempts) > 0 {
+		first = e.Attempts[0]
+	}
+	return inside.Call{Start: first.Start, Made: e.Attempt.Number}
 }
 
 // failedCall is the end of a call that made attempts, one after the other.
@@ -82,7 +92,8 @@ func TestMethodsOverTheLimitAreCountedTogether(t *testing.T) {
 func TestMethodsAreLimitedOverAllRetriers(t *testing.T) {
 	p := handler(t, retrier(t), retrier(t))
 	for i := range 200 {
-		p.sources[i%2].observe(t.Context(), failedCall("one", fmt.Sprint("/s/", i), 1, "down", ""), inside.Call{})
+		e := failedCall("one", fmt.Sprint("/s/", i), 1, "down", "")
+		p.sources[i%2].observe(t.Context(), e, callOf(e))
 	}
 	s := p.Snapshot()
 	want(t, "methods", len(s.Methods), 102)
@@ -153,16 +164,33 @@ func TestAttemptsOfACallAreLimited(t *testing.T) {
 	}
 }
 
-// Of a very long call grpcretry itself does not tell the first attempts.
-func TestCallWhoseFirstAttemptsAreNotTold(t *testing.T) {
+// grpcretry itself does not tell the first attempts of a very long call.
+func TestACallWhoseFirstAttemptsAreNotTold(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		p, tell := told(t)
-		e := failedCall("one", "/s/m", 20, "down", "")
-		e.Attempts = e.Attempts[5:]
-		tell(e)
+		r := retrier(t, grpcretry.WithMaxAttempts(30), grpcretry.WithBackoff(grpcretry.Constant(time.Second)),
+			grpcretry.WithPatience(0), unlimited)
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(19500*time.Millisecond, cancel) // in the wait after attempt 20
+		c.Echo(ctx, &echov1.EchoRequest{Message: "down"})
 		call := p.Snapshot().Calls[0]
-		want(t, "start of the first that is told", call.Attempts[0].StartMs, 5000.0)
-		want(t, "end", call.Ended, time.Now().Add(20*time.Second))
+		want(t, "attempts made", call.Made, 20)
+		want(t, "number of the first that is told", call.Attempts[0].Number, 5)
+		want(t, "its start", call.Attempts[0].StartMs, 4000.0)
+		want(t, "end", call.Ended, time.Now())
+	})
+}
+
+// Among the attempts of a hedged call, those that are not told may be the last.
+func TestACallWhoseLastHedgesAreNotTold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithMaxAttempts(20), grpcretry.WithHedging(grpcretry.Hedging{
+			Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited})))
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		c.echo("30s:ok " + strings.Repeat("20s:hang ", 18) + "down") // the last hedge fails first
+		want(t, "attempts made", p.Snapshot().Calls[0].Made, 20)
 	})
 }
 
@@ -389,7 +417,9 @@ func TestCallThatSucceedsAtOnceAllocatesNothing(t *testing.T) {
 	}
 	e := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo",
 		Attempt: grpcretry.Attempt{Method: echoMethod, Number: 1, Start: time.Now()}}
-	if got := testing.AllocsPerRun(1000, func() { p.sources[0].observe(t.Context(), e, inside.Call{Budget: b}) }); got > 0 {
+	of := callOf(e)
+	of.Budget = b
+	if got := testing.AllocsPerRun(1000, func() { p.sources[0].observe(t.Context(), e, of) }); got > 0 {
 		t.Errorf("a call that succeeds at once costs the page %v allocations, want none", got)
 	}
 	want(t, "calls", p.Snapshot().Total.FirstTry, 1001)
@@ -445,8 +475,10 @@ func BenchmarkObserve(b *testing.B) {
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			b.ReportAllocs()
+			of := callOf(bench.e)
+			of.Budget = budget
 			for b.Loop() {
-				p.sources[0].observe(context.Background(), bench.e, inside.Call{Budget: budget})
+				p.sources[0].observe(context.Background(), bench.e, of)
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -58,8 +59,8 @@ const (
 // worthKeeping reports whether the page keeps the call that e ended: it retried, hedged, waited or gave up.
 // The page keeps no first failure that no policy retries, none that may have run or committed its stream,
 // and no call whose caller went away.
-func worthKeeping(e *grpcretry.Event) bool {
-	if made := attemptsMade(e); e.Err == nil || made > 1 {
+func worthKeeping(e *grpcretry.Event, made int) bool {
+	if e.Err == nil || made > 1 {
 		return made > 1
 	}
 	why := reasons.Of(e.Reason)
@@ -76,15 +77,16 @@ func endedWithCaller(a *grpcretry.Attempt) bool {
 }
 
 // newCall copies what the page shows of a call, so that the page keeps nothing else alive.
-func newCall(e *grpcretry.Event, began time.Time) *Call {
+func newCall(e *grpcretry.Event, of inside.Call) *Call {
 	c := &Call{
 		Target:    text(e.Target, maxName),
 		Method:    text(e.Attempt.Method, maxName),
-		Ended:     began.Add(e.Elapsed),
+		Function:  of.Function,
+		Ended:     of.Start.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
 		Outcome:   reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge),
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
-		Made:      attemptsMade(e),
+		Made:      of.Made,
 	}
 	if e.WaitSource != 0 {
 		c.RefusedWaitMs, c.RefusedWaitSource = ms(e.Wait), e.WaitSource.String()
@@ -93,7 +95,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 	c.Attempts = make([]Attempt, 0, len(attempts))
 	for i := range attempts {
 		a := &attempts[i]
-		c.add(a, began)
+		c.add(a, of.Start)
 		kept := &c.Attempts[i]
 		switch {
 		case a.Err == nil:

@@ -170,44 +170,21 @@ func (s *source) decided(e *grpcretry.Event, of inside.Call) {
 }
 
 func (s *source) ended(e *grpcretry.Event, of inside.Call) {
-	began := callStart(e)
-	at := began.Add(e.Elapsed)
+	at := of.Start.Add(e.Elapsed)
 	row := s.row(e, of)
 	step := row.step(s.page.age(at))
 	step.count(outcomeCounter(e))
-	step.countIf(e.Err != nil && attemptsMade(e) > 1, failedRetried)
+	step.countIf(e.Err != nil && of.Made > 1, failedRetried)
 	s.page.look(row, of.Budget, at)
-	if worthKeeping(e) {
-		call := newCall(e, began)
-		call.Function = of.Function
+	if worthKeeping(e, of.Made) {
+		call := newCall(e, of)
 		call.Retrier = s.number
 		s.page.keep(row, call)
 	}
 }
 
-// attemptsMade returns the number of attempts of the call that a CallEnd is about. In a hedged
-// call the decisive attempt need not be the last.
-func attemptsMade(e *grpcretry.Event) int {
-	if n := len(e.Attempts); n > 0 {
-		return max(e.Attempt.Number, e.Attempts[n-1].Number)
-	}
-	return e.Attempt.Number
-}
-
 // endOf returns when an attempt ended.
 func endOf(a *grpcretry.Attempt) time.Time { return a.Start.Add(a.Duration) }
-
-// callStart returns when the call started that a CallEnd is about.
-func callStart(e *grpcretry.Event) time.Time {
-	switch {
-	case len(e.Attempts) == 0:
-		return e.Attempt.Start
-	case e.Attempts[0].Number > 1: // the first of very many are not kept
-		return endOf(&e.Attempt).Add(-e.Elapsed)
-	default:
-		return e.Attempts[0].Start
-	}
-}
 
 // age returns how long the page had counted at t.
 func (p *Page) age(t time.Time) time.Duration { return max(0, t.Sub(p.since)) }

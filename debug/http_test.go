@@ -22,7 +22,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 func wantIn(t testing.TB, body, part string) {
@@ -272,7 +271,8 @@ func TestWhatPeersSendIsEscaped(t *testing.T) {
 		p := handler(t, r)
 		c.echo("evil")
 		_ = c.Invoke(t.Context(), "/evil"+evil+"/"+evil, nil, nil) // fails: nil is no message
-		p.sources[0].observe(t.Context(), failedCall(evil, "/"+evil+"/"+evil, 2, evil, evil), inside.Call{})
+		e := failedCall(evil, "/"+evil+"/"+evil, 2, evil, evil)
+		p.sources[0].observe(t.Context(), e, callOf(e))
 		for _, query := range []string{"", "window=all&refresh=5", "method=" + "%2Fevil%22%3E%3Cscript%3E",
 			"target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"} {
 			body := get(t, p, query).Body.String()

@@ -271,7 +271,7 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 			t.Errorf("%v is counted as %q, want %q, and words for it", reason, name, want)
 		}
 	}
-	if e := (grpcretry.Event{Err: probe.Err, Reason: probe.Err}); !worthKeeping(&e) {
+	if e := (grpcretry.Event{Err: probe.Err, Reason: probe.Err}); !worthKeeping(&e, 1) {
 		t.Error("a call that ended for a new reason is not kept")
 	}
 	for source := grpcretry.WaitSource(0); !strings.HasPrefix(source.String(), "WaitSource("); source++ {

@@ -21,8 +21,10 @@ var Observe func(retrier, observer any) (stop func())
 
 // A Call is what events do not tell programs about a call.
 type Call struct {
-	Function bool // it is a call of a function, and not an RPC
-	Budget   any  // the grpcretry.Budget that it spends from; if there is one per target, that of the event's Target
+	Function bool      // it is a call of a function, and not an RPC
+	Budget   any       // the grpcretry.Budget that it spends from; if there is one per target, that of the event's Target
+	Start    time.Time // when it started; only at its end
+	Made     int       // how many attempts it has made; only at its end
 }
 
 // RepeatsOf returns how often the wait before a grpcretry.Attempt was repeated because the target was still failing,
