@@ -39,12 +39,12 @@ type call struct {
 // because their method makes only one attempt, are recorded only on connections of [Server.DialWith].
 func Record(t testing.TB, r *grpcretry.Retrier) *Calls {
 	c := newCalls(t)
-	t.Cleanup(inside.Observe(r, func(_ context.Context, e grpcretry.Event, _ inside.Call) {
+	t.Cleanup(inside.Observe(r, func(_ context.Context, e grpcretry.Event, of inside.Call) {
 		switch {
 		case e.Kind == grpcretry.AttemptStart && e.Attempt.Number == 1:
 			c.begin()
 		case e.Kind == grpcretry.CallEnd:
-			c.end(callOf(&e))
+			c.end(callOf(&e, of.Start))
 		}
 	}))
 	return c
@@ -55,12 +55,12 @@ func newCalls(t testing.TB) *Calls {
 }
 
 // callOf returns the call of its last event.
-func callOf(end *grpcretry.Event) call {
+func callOf(end *grpcretry.Event, start time.Time) call {
 	attempts := end.Attempts
 	if len(attempts) == 0 {
 		attempts = []grpcretry.Attempt{end.Attempt}
 	}
-	return call{attempts[0].Start, timelineOf(end, attempts)}
+	return call{start, timelineOf(end, start, attempts)}
 }
 
 func (c *Calls) begin() {
@@ -88,14 +88,14 @@ func (c *Calls) observe(r *grpcretry.Retrier) {
 	if again {
 		return
 	}
-	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event, _ inside.Call) {
+	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event, of inside.Call) {
 		o, ok := ctx.Value(outerKey{}).(*outerCall)
 		if !ok || o.calls != c || o.method != e.Attempt.Method || o.target != e.Target { // a call made within an attempt
 			return
 		}
 		o.observed.Store(true)
 		if e.Kind == grpcretry.CallEnd {
-			o.end(callOf(&e))
+			o.end(callOf(&e, of.Start))
 		}
 	}))
 }

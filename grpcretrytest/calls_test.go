@@ -2,6 +2,7 @@ package grpcretrytest_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -56,6 +57,27 @@ func TestCallsWithinAnAttempt(t *testing.T) {
 			t.Error(err)
 		}
 		shop.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
+	})
+}
+
+// Of a call with very many attempts only the latest are told, but times count from its start, and so does its place among other calls.
+func TestACallWithVeryManyAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := NewServer(t, register)
+		server.On(echoMethod, Fail(codes.Unavailable, "draining").Always())
+		retrier := newRetrier(t, grpcretry.WithMaxAttempts(20), grpcretry.WithBackoff(grpcretry.Constant(time.Second)),
+			grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithPatience(0))
+		recorded, client := Record(t, retrier), clientOf(server.DialWith(retrier))
+		time.AfterFunc(2*time.Second, func() { client.Append(t.Context(), hello()) })
+		client.Echo(t.Context(), hello())
+		want := echoMethod
+		for n := 5; n <= 20; n++ {
+			want += fmt.Sprintf("; wait 1s backoff; %ds attempt %d UNAVAILABLE", n-1, n)
+		}
+		want += "; 19s stop exhausted"
+		for _, calls := range []*Calls{recorded, server.Calls} {
+			calls.Want(want, "/grpcretry.test.v1.EchoService/Append; 0s attempt 1 OK")
+		}
 	})
 }
 

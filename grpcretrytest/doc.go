@@ -41,6 +41,8 @@
 //     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". "passed_through" is a call that
 //     is not retried in any case.
 //
+// Of a call with more than 16 attempts, the timeline has only the latest 16, see [grpcretry.Event].
+//
 // Any time may also be a range: "wait 0s..100ms backoff". What is left out is not compared: a time, a duration, the
 // source of a wait, the method. But an attempt whose time is left out must not have started before the wait above it
 // was over. So "wait 0s..100ms backoff; attempt 2 OK" tests a policy with its own jitter, and works in real time.

@@ -67,8 +67,7 @@ func (s span) String() string {
 }
 
 // timelineOf returns the timeline of a call that has ended.
-func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
-	start := attempts[0].Start
+func timelineOf(end *grpcretry.Event, start time.Time, attempts []grpcretry.Attempt) timeline {
 	line := timeline{{kind: aMethod, method: end.Attempt.Method}}
 	for i, a := range attempts {
 		one := entry{kind: anAttempt, at: exactly(a.Start.Sub(start)), number: a.Number, outcome: outcomeOf(a), span: exactly(a.Duration)}

@@ -26,7 +26,7 @@ func TestAnAttemptThatDidNotWait(t *testing.T) {
 		4 * time.Second:     "! 4s attempt 2 OK (before the wait was over)   attempt 2 OK", // the first is still in flight
 	} {
 		second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(after), Wait: time.Second, WaitSource: grpcretry.WaitBackoff}
-		got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{unavailable, second})
+		got := timelineOf(&grpcretry.Event{Attempt: second}, start, []grpcretry.Attempt{unavailable, second})
 		wanted, err := parse("attempt 1 UNAVAILABLE; wait 1s; attempt 2 OK")
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +44,7 @@ func TestAnAttemptThatHasTimedOut(t *testing.T) {
 		Err: errors.Join(grpcretry.ErrAttemptTimeout, status.Error(codes.DeadlineExceeded, ""))}
 	second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(210 * time.Millisecond), Wait: 10 * time.Millisecond,
 		WaitSource: grpcretry.WaitBackoff}
-	got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{late, second})
+	got := timelineOf(&grpcretry.Event{Attempt: second}, start, []grpcretry.Attempt{late, second})
 	wanted, err := parse("attempt 1 timeout; wait 10ms; attempt 2 OK")
 	if err != nil {
 		t.Fatal(err)
