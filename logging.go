@@ -20,8 +20,8 @@ import (
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
-	suppressed atomic.Int64     // give-ups since the last one that was logged
-	exhausted  bounded.Episodes // of budgets, by their targets as dialed
+	suppressed atomic.Int64                   // give-ups since the last one that was logged
+	exhausted  bounded.Episodes[budgetLabels] // of budgets, by their targets as dialed and their scopes
 
 	// Methods for which a line was logged, once each.
 	left, unhedged, changed bounded.Set[string]
@@ -41,7 +41,7 @@ func newLogger(l *slog.Logger) *logger {
 	return &logger{
 		Logger:    l,
 		giveUps:   rate.NewLimiter(1, 100),
-		exhausted: bounded.Episodes{Quiet: recovered},
+		exhausted: bounded.Episodes[budgetLabels]{Quiet: recovered},
 	}
 }
 
@@ -67,17 +67,17 @@ func (l *logger) hedging(f *facts, delay time.Duration) {
 
 // budgetRefused logs that a budget is exhausted.
 func (l *logger) budgetRefused(f *facts, now time.Time) {
-	if l != nil && l.exhausted.Add(f.dialed(), now) {
+	if l != nil && l.exhausted.Add(budgetLabels{f.dialed(), f.policy.budgetScope}, now) {
 		l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-			"method", f.method, "target", f.target())
+			"method", f.method, "target", f.target(), "budget", f.policy.budgetScope)
 	}
 }
 
 // budgetAllows logs that a budget allows retries again.
 func (l *logger) budgetAllows(f *facts, now instant) {
-	if l != nil && l.exhausted.End(f.dialed(), origin.Add(now.sinceOrigin())) {
+	if l != nil && l.exhausted.End(budgetLabels{f.dialed(), f.policy.budgetScope}, origin.Add(now.sinceOrigin())) {
 		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
-			"method", f.method, "target", f.target())
+			"method", f.method, "target", f.target(), "budget", f.policy.budgetScope)
 	}
 }
 

@@ -82,6 +82,30 @@ func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 	})
 }
 
+// That one budget is exhausted says nothing about another of the same target.
+func TestLoggerTellsTheBudgetsOfATargetApart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const putMethod = "/grpcretry.test.v1.EchoService/Put"
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		of := map[string]*aBudget{echoMethod: {refuse: true}, putMethod: {}}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithPatience(0),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})),
+			WithMethod(echoMethod, WithBudget(of[echoMethod])), WithMethod(putMethod, WithBudget(of[putMethod])))
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "WARN…budget exhausted…target=passthrough:///echo budget="+echoMethod)
+		time.Sleep(recovered)
+		client.Put(t.Context(), request())
+		wantLines(t, logs, "WARN…gave up…reason=exhausted")
+		of[putMethod].refuse = true
+		client.Put(t.Context(), request())
+		wantLines(t, logs, "WARN…budget exhausted…target=passthrough:///echo budget="+putMethod)
+		of[echoMethod].refuse = false
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "INFO…budget allows retries again…target=passthrough:///echo budget="+echoMethod, "gave up")
+	})
+}
+
 // A dependency is down, and 5,000 calls to it fail. Until patience is over, there are at most a hundred
 // lines about calls at once, and then one a second; two lines are about the target.
 func TestAStormWritesFewLines(t *testing.T) {

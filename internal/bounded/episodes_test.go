@@ -7,7 +7,7 @@ import (
 )
 
 func TestEpisodes(t *testing.T) {
-	e := Episodes{Quiet: 10 * time.Second}
+	e := Episodes[string]{Quiet: 10 * time.Second}
 	start := time.Now()
 	for _, tt := range []struct {
 		seconds int
@@ -39,7 +39,7 @@ func TestEpisodes(t *testing.T) {
 }
 
 func TestEpisodesAreBounded(t *testing.T) {
-	e := Episodes{Quiet: 10 * time.Second}
+	e := Episodes[string]{Quiet: 10 * time.Second}
 	now := time.Now()
 	add := func(from, n int) (begun int) {
 		for i := range n {
