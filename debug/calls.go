@@ -35,7 +35,7 @@ type Call struct {
 // An Attempt is one try of a [Call].
 type Attempt struct {
 	Number     int     `json:"number"`      // 1 for the first attempt of a call
-	Hedge      bool    `json:"hedge"`       // it was sent while another attempt was in flight
+	Hedge      bool    `json:"hedge"`       // it was sent beside an earlier attempt in flight, and not in place of one
 	StartMs    float64 `json:"start_ms"`    // from the start of the call to the start of the attempt
 	DurationMs float64 `json:"duration_ms"` // from its start to its end
 	Code       string  `json:"code"`        // its status code, as spelled on the wire: UNAVAILABLE

@@ -85,7 +85,7 @@ type Counts struct {
 	Retries      int64   `json:"retries"`       // retries that reached a server, hedges excluded
 	Wasted       int64   `json:"wasted"`        // retries that reached a server and failed
 	RetryShare   float64 `json:"retry_share"`   // Retries by Attempts, 0 … 1
-	Hedges       int64   `json:"hedges"`        // attempts that were sent while another was in flight, and reached a server
+	Hedges       int64   `json:"hedges"`        // attempts that were sent beside another in flight, in place of none, and reached a server
 	HedgesWasted int64   `json:"hedges_wasted"` // hedges that did not win their call
 
 	// By name; names without a count are absent.

@@ -32,8 +32,8 @@
 // It starts with the method if that matters: "/shop.v1.Shop/Checkout; 0s attempt 1 OK". The entries are
 //
 //   - "0s attempt 1 UNAVAILABLE after 30ms": when it started, since the start of the call, its code, and how long
-//     it took, unless that is no time at all. An attempt that is sent while another is in flight is a hedge:
-//     "20ms hedge 2 OK". In place of the code, "lost" means that another attempt decided the call, and "timeout"
+//     it took, unless that is no time at all. An attempt that is sent beside another in flight, and not in place of one, is a
+//     hedge: "20ms hedge 2 OK". In place of the code, "lost" means that another attempt decided the call, and "timeout"
 //     that the attempt timeout ended it. "UNAVAILABLE unsent" means that the attempt reached no server.
 //   - "wait 75ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it. It is the
 //     whole wait, with all repetitions, see [grpcretry.WithPatience].
