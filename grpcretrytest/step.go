@@ -86,10 +86,14 @@ func (s Step) After(d time.Duration) Step {
 }
 
 // AfterSending lets the handler of a server or bidirectional stream run until it has sent n messages. If the
-// handler ends before that, its own end counts. n is at least 0, the default: the handler does not run.
+// handler ends before that, its own end counts. n is at least 0, the default: the handler does not run. The handler
+// of an [OK] runs to its end, so OK cannot have AfterSending or [Step.AfterReceiving].
 func (s Step) AfterSending(n int) Step {
-	if n < 0 || s.kind == answers {
-		return s.invalid("AfterSending(%d)", n)
+	switch {
+	case s.kind == answers:
+		return s.invalid("AfterSending is for Fail, Hang and Cut")
+	case n < 0:
+		return s.invalid("AfterSending(%d) is negative", n)
 	}
 	s.sent = n
 	return s
@@ -99,8 +103,11 @@ func (s Step) AfterSending(n int) Step {
 // from then on. If the handler ends before that, its own end counts. n is at least 0, the default: the
 // handler does not run. With AfterSending as well, both numbers must be reached.
 func (s Step) AfterReceiving(n int) Step {
-	if n < 0 || s.kind == answers {
-		return s.invalid("AfterReceiving(%d)", n)
+	switch {
+	case s.kind == answers:
+		return s.invalid("AfterReceiving is for Fail, Hang and Cut")
+	case n < 0:
+		return s.invalid("AfterReceiving(%d) is negative", n)
 	}
 	s.received = n
 	return s
@@ -119,10 +126,13 @@ func (s Step) Pushback(d time.Duration) Step {
 func (s Step) NoRetry() Step { return s.PushbackValue("-1") }
 
 // PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too, of printable ASCII: metadata has
-// no others. Later uses of it, of Pushback or NoRetry replace it.
+// no others. There is at least one. Later uses of it, of Pushback or NoRetry replace it.
 func (s Step) PushbackValue(values ...string) Step {
 	if s.kind == hangs || s.kind == cuts {
 		return s.invalid("no trailer reaches the client, so no pushback does")
+	}
+	if len(values) == 0 {
+		return s.invalid("PushbackValue(), want at least one value")
 	}
 	for _, value := range values {
 		if !printable(value) {
