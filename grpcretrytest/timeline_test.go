@@ -2,6 +2,7 @@ package grpcretrytest
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,16 @@ func TestWords(t *testing.T) {
 		wanted := "0s stop " + reasons.Of(reason).Word
 		if _, err := parse("attempt 1 UNAVAILABLE; " + wanted); err != nil {
 			t.Errorf("%q: %v", wanted, err)
+		}
+	}
+	for _, c := range []codes.Code{17, math.MaxUint32} { // a server may send what gRPC does not define
+		if _, err := parse("attempt 1 " + codeName(c)); err != nil {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+	for _, word := range []string{"17", "CODE(017)", "CODE(5)", "CODE(-1)", "CODE(4294967296)", "CODE(17"} {
+		if _, err := parse("attempt 1 " + word); err == nil {
+			t.Errorf("%s is taken for a code", word)
 		}
 	}
 	for c := codes.OK; c <= codes.Unauthenticated; c++ {
