@@ -375,9 +375,10 @@ func Disable() CallOption { return WithMaxAttempts(1) }
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
 // all methods of a service, with "/pkg.Service/". Patterns for functions, see [Retrier.Do], may have
 // more words: one that ends in a slash applies to all names that begin with it, and a longer one
-// wins. [New] rejects patterns without two slashes, those with an empty word or a star, and nil options. One that
-// names no method of the protos that the program links is no error, and is logged ([WithLogger]). A
-// second WithMethod with the same pattern adds its options after those of the first.
+// wins. [New] rejects patterns without two slashes, those with an empty word, a star, a control character or a
+// blank at the edge of a word, and nil options. One that names no method of the protos that the program links
+// is no error, and is logged ([WithLogger]). A second WithMethod with the same pattern adds its options after
+// those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)
 	return configOption(func(c *config) {

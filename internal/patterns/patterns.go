@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -20,7 +21,15 @@ func Check(pattern string) error {
 	if last < 2 || strings.Contains(pattern, "*") || words[0] != "" || slices.Contains(words[1:last], "") || !utf8.ValidString(pattern) {
 		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
 	}
+	if slices.ContainsFunc(words, isOdd) {
+		return fmt.Errorf("pattern %q has a blank at the edge of a word, or a control character", pattern)
+	}
 	return nil
+}
+
+// isOdd reports whether a word has what nobody writes on purpose. A blank within may belong to a function's name.
+func isOdd(word string) bool {
+	return strings.TrimSpace(word) != word || strings.ContainsFunc(word, unicode.IsControl)
 }
 
 // IsWide reports whether a pattern stands for all names that begin with it, and not for one method. "" stands for

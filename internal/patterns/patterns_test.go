@@ -25,6 +25,12 @@ func TestCheck(t *testing.T) {
 		{"/*/Method", "pkg.Service"},
 		{"/pkg.Service/*", `want "/pkg.Service/" for all`},
 		{"/pkg.Service/Get*", `want "/pkg.Service/" for all`},
+		{"/sql/read orders", ""}, // the names of functions are up to the program
+		{"/pkg.Service/ Method", `"/pkg.Service/ Method" has a blank`},
+		{"/pkg.Service/Method ", `"/pkg.Service/Method " has a blank`},
+		{"/pkg.Service/Method\n", `"/pkg.Service/Method\n" has a blank`},
+		{"/pkg.Service /", `"/pkg.Service /" has a blank`},
+		{"/pkg.Service/Me\x00thod", `"/pkg.Service/Me\x00thod" has a blank at the edge of a word, or a control character`},
 	} {
 		err := Check(tt.pattern)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
