@@ -97,8 +97,11 @@ func WithPolicy(p Policy) CallOption {
 	add(p.Patience != 0, func() CallOption { return WithPatience(max(p.Patience, 0)) })
 	add(p.Budget != nil, func() CallOption { return WithBudget(p.Budget) })
 	add(p.Hedging != nil, func() CallOption { return WithHedging(*p.Hedging) })
+	add(p.BufferLimit < -1, func() CallOption {
+		return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{}, fmt.Errorf("%d, want at least -1", p.BufferLimit))
+	})
 	add(p.BufferLimit == -1, func() CallOption { return WithBufferLimit(0) })
-	add(p.BufferLimit != 0 && p.BufferLimit != -1, func() CallOption { return WithBufferLimit(p.BufferLimit) })
+	add(p.BufferLimit > 0, func() CallOption { return WithBufferLimit(p.BufferLimit) })
 	add(p.UnsentOnly, func() CallOption { return WithUnsentOnly(true) })
 	add(p.dryRun, func() CallOption { return WithDryRun(true) })
 	return o

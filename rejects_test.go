@@ -60,6 +60,7 @@ var badOptions = []struct {
 	{"policy: attempts", WithPolicy(Policy{MaxAttempts: -1}), []string{"WithPolicy", "MaxAttempts", "-1"}},
 	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: 0.5}}), []string{"WithPolicy", "Backoff", "0.5"}},
 	{"policy: empty codes", WithPolicy(Policy{Codes: []codes.Code{}}), []string{"WithPolicy", "Codes", "no codes"}},
+	{"policy: buffer limit", WithPolicy(Policy{BufferLimit: -2}), []string{"WithPolicy: BufferLimit: -2, want at least -1"}},
 	{"policy: budget", WithPolicy(Policy{Budget: NewRateBudget(nil)}), []string{"WithPolicy", "Budget", "NewRateBudget", "nil"}},
 }
 
