@@ -295,12 +295,12 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	})
 }
 
-// tokensOf returns the tokens of the ratio budget in b, of which those that are spent in vain do not come back by themselves; infinite
-// without one.
+// tokensOf returns the tokens in b that do not come back by themselves if they are spent in vain, which are those of a ratio budget
+// without a floor. It returns +Inf if there is no such budget.
 func tokensOf(b Budget, now time.Time) float64 {
 	tokens := math.Inf(1)
 	for _, one := range partsOf(b) {
-		if ratio, is := one.(*ratioBudget); is {
+		if ratio, is := one.(*ratioBudget); is && ratio.settings.MinPerSecond == 0 {
 			tokens = min(tokens, ratio.Balance(now))
 		}
 	}

@@ -121,22 +121,27 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
-// keeps reports whether a token is kept for later, because more calls wait than there are tokens: until the trouble has lasted seven times
-// as long as at the latest failure, so that a reserve of three lasts for two seconds, but no longer than the token's share of half
-// the time that was left then.
-func (w *waiter) keeps(tokens float64, known trouble, l *limits, now instant) bool {
-	if known.since == 0 || tokens < window.Whole || tokens >= float64(w.target.waiting.Load()) {
+// keeps reports whether tokens of a ratio budget are kept for later, because more calls wait for an absent target than there are tokens:
+// until the trouble has lasted seven times as long as at the latest failure, so that a reserve of three lasts for two seconds, but no
+// longer than a token's share of half the time that the call had left, at most the default patience.
+func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
+	waiting := w.target.waiting.Load()
+	if known.since == 0 || waiting < 2 || w.target.full.Load() {
 		return false
 	}
-	last, _ := l.capped(w.patienceEnds(known, now))
-	lasted, left := known.latest.Sub(known.since), last.Sub(known.latest)
+	tokens := tokensOf(l.retryBudget(), l.now)
+	if tokens < window.Whole || tokens >= float64(waiting) {
+		return false
+	}
+	last, _ := limits.capped(w.patienceEnds(known, now))
+	lasted, left := known.latest.Sub(known.since), min(last.Sub(known.latest), defaultPatience)
 	return now < known.latest.Add(min(6*lasted, part(left, 1/(2*tokens))))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
 //
 //  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
-//     would learn nothing, or its token is kept for later: wait again. A time that the server named is this call's turn
+//     would learn nothing, or tokens are kept for later: wait again. A time that the server named is this call's turn
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
@@ -158,7 +163,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
 	case p.isPatient() && !namedByServer && !answered && (known.latest > p.pending.since ||
-		p.keeps(tokensOf(p.ledger.retryBudget(), p.ledger.now), known, &p.limits, now)):
+		p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {

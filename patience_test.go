@@ -137,22 +137,59 @@ func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
 	}
 }
 
-// Tokens are kept only if more calls wait than there are tokens, and only those that do not come back.
+// Tokens are kept only if more calls wait for an absent target than there are tokens, and only those that do not come back.
 func TestTokensThatSufficeAreNotKept(t *testing.T) {
-	for name, opt := range map[string]Option{
-		"enough":      WithRatioBudget(RatioBudget{Reserve: 9}),
-		"a rate":      WithBudget(NewRateBudget(rate.NewLimiter(0, 9))),
-		"concurrency": WithBudget(concurrencyBudgetOf(t, 1)),
+	for _, tt := range []struct {
+		name string
+		code codes.Code
+		opt  Option
+	}{
+		{"enough", codes.Unavailable, WithRatioBudget(RatioBudget{Reserve: 9})},
+		{"a floor", codes.Unavailable, WithRatioBudget(RatioBudget{Reserve: Nothing, MinPerSecond: 0.3})},
+		{"a rate", codes.Unavailable, WithBudget(NewRateBudget(rate.NewLimiter(0, 9)))},
+		{"concurrency", codes.Unavailable, WithBudget(concurrencyBudgetOf(t, 1))},
+		{"an overloaded target", codes.ResourceExhausted, WithOverloadBackoff(Constant(tenth))},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, awayUntil(300*time.Millisecond))
-				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), opt)
+				away := awayUntil(300 * time.Millisecond)
+				server := serve(t, func(n int) answer {
+					if a := away(n); a.err == nil {
+						return a
+					}
+					return fail(tt.code, "not now")
+				})
+				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), tt.opt)
 				makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
 				wantServed(t, server, "a at 0s", "b at 60ms", "a at 150ms", "b at 240ms", "b at 360ms", "a at 375ms")
 			})
 		})
 	}
+}
+
+// A tenth of a token, ten times, is a little less than one token. It is enough for a call that waits alone.
+func TestALoneCallIsNeverKept(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, func(n int) answer {
+			switch n {
+			case 11:
+				return unavailable().pushback("-1")
+			case 12:
+				return unavailable()
+			default:
+				return ok()
+			}
+		})
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithRatioBudget(RatioBudget{Ratio: 0.1, Reserve: Nothing}))
+		for range 10 {
+			makeCalls(t, client, &timedCall{at: second * 6 / 10})
+		}
+		alone := &timedCall{at: second}
+		makeCalls(t, client, &timedCall{}, alone)
+		if want := second * 3 / 4; alone.err != nil || alone.took != want { // of the trouble that it has come into
+			t.Errorf("the call ended with %v after %v, want success after %v", alone.err, alone.took, want)
+		}
+	})
 }
 
 func TestFirstAttemptsAreAlwaysSentAndOneAnswerEndsTheTrouble(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -302,6 +304,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	var known trouble
 	if f.found.retryable {
 		known = p.waiter.fails(now)
+		p.target.full.Store(f.found.code == codes.ResourceExhausted)
 	}
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {

@@ -23,6 +23,7 @@ type target struct {
 
 	failing atomic.Bool  // changed with mu held
 	waiting atomic.Int64 // calls that wait before their next attempt
+	full    atomic.Bool  // its latest failure was RESOURCE_EXHAUSTED, so that it is there
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
