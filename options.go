@@ -292,7 +292,7 @@ func WithBufferLimit(bytes int) CallOption {
 //     always sent; the first one that is answered ends all of this.
 //   - If more calls wait than a ratio budget without a floor has tokens, the tokens are kept, and calls wait again in the same way
 //     until the trouble has lasted seven times as long as at the latest failure, but at most for a token's share of half the time
-//     that was left then. So a burst of calls that nobody follows survives a brownout of two seconds on the reserve of three. A
+//     that was left then. So on the reserve of three, most bursts of three calls and more, which nobody follows, survive two seconds. A
 //     target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with

@@ -93,7 +93,7 @@ func TestARetryThatCanLearnNothingIsNotSent(t *testing.T) {
 }
 
 // A burst of calls that nobody follows has the reserve of three, which they do not use up at once. When the
-// first has failed, the next one is sent after seven times as long, or when a token's share of half the time left is over.
+// first retry has failed, the next one is sent after seven times as long, or when a token's share of half the time left is over.
 func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -168,7 +168,7 @@ func TestTokensThatSufficeAreNotKept(t *testing.T) {
 }
 
 // A tenth of a token, ten times, is a little less than one token. It is enough for a call that waits alone.
-func TestALoneCallIsNeverKept(t *testing.T) {
+func TestALoneCallUsesItsToken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, func(n int) answer {
 			switch n {
