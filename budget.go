@@ -265,6 +265,7 @@ func release(b Budget, helped bool) {
 		case *ratioBudget:
 			if helped {
 				one.tokens.Return()
+				one.lent.Add(-1)
 			}
 		}
 	}
@@ -305,6 +306,14 @@ func tokensOf(b Budget, now time.Time) float64 {
 		}
 	}
 	return tokens
+}
+
+// hasLent reports whether b has no token because retries in flight hold some, which they may give back.
+func hasLent(b Budget, now time.Time) bool {
+	return slices.ContainsFunc(partsOf(b), func(one Budget) bool {
+		ratio, is := one.(*ratioBudget)
+		return (hasSlots(one) || is && ratio.lent.Load() > 0) && one.Balance(now) < window.Whole
+	})
 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/window"
@@ -75,7 +76,7 @@ func newRatioBudget(s RatioBudget) *ratioBudget {
 			*field = 0
 		}
 	}
-	return &ratioBudget{s, window.New(window.Settings(s))}
+	return &ratioBudget{settings: s, tokens: window.New(window.Settings(s))}
 }
 
 // withDefaults replaces the zeros that stand for a default.
@@ -108,6 +109,7 @@ func (s RatioBudget) check() error {
 type ratioBudget struct {
 	settings RatioBudget // never changed
 	tokens   *window.Tokens
+	lent     atomic.Int64 // tokens of retries in flight: those that succeed give theirs back
 }
 
 // perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.
@@ -130,6 +132,9 @@ func (b *ratioBudget) String() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
+	if o.Attempt > 1 {
+		b.lent.Add(-1)
+	}
 	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
@@ -138,5 +143,12 @@ func (b *ratioBudget) Deposit(o Outcome) {
 	}
 }
 
-func (b *ratioBudget) Withdraw(now time.Time) bool   { return b.tokens.Take(now) }
+func (b *ratioBudget) Withdraw(now time.Time) bool {
+	if !b.tokens.Take(now) {
+		return false
+	}
+	b.lent.Add(1)
+	return true
+}
+
 func (b *ratioBudget) Balance(now time.Time) float64 { return b.tokens.Balance(now) }

@@ -296,7 +296,8 @@ func WithBufferLimit(bytes int) CallOption {
 //     target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
-//     [ErrBudgetExhausted]. Nothing waits for [NewThrottle].
+//     [ErrBudgetExhausted]. If it has not failed since, though, and retries in flight have tokens that they give back if they
+//     succeed, the call waits for those. Nothing waits for [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
 //     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel

@@ -145,7 +145,8 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
-//     the budget is not waited for: stop
+//     the budget is not waited for: stop. A target that has not failed since is back, and retries in flight may give their
+//     tokens back: wait again
 //  4. otherwise: wait again
 //
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
@@ -171,7 +172,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		}
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
-	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.retryBudget()):
+	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()),
+		answered && (known.since != 0 || !hasLent(p.ledger.retryBudget(), p.ledger.now)):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
@@ -194,7 +196,9 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 	if reason != nil {
 		return p.end(reason, now)
 	}
-	p.target.await()
+	if known.since != 0 {
+		p.target.await()
+	}
 	p.pending.since = now // and the answers are the same: otherwise the call would not wait
 	if p.pending.repeats < math.MaxUint8 {
 		p.pending.repeats++

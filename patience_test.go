@@ -284,6 +284,42 @@ func TestOnlyAnAbsentTargetIsWaitedFor(t *testing.T) {
 	}
 }
 
+// While a retry in flight has the only token, which it gives back if it succeeds, another call waits for it, if the target is back.
+func TestATokenInUseIsWaitedFor(t *testing.T) {
+	inUse := []string{"a at 0s", "b at 1ms", "answered at 50ms", "a at 100ms"}
+	for _, tt := range []struct {
+		name   string
+		budget Option
+		retry  answer   // to a's, after 200 ms
+		then   []string // what follows
+		took   time.Duration
+	}{
+		// At 101 ms, b waits again for half of its 100 ms of trouble, at 151 ms for 75 ms, and at 226 ms for 112.5 ms.
+		{"a ratio budget", WithRatioBudget(RatioBudget{Reserve: 1}), ok(), []string{"b at 338.5ms"}, 0},
+		{"a concurrency budget", WithBudget(concurrencyBudgetOf(t, 1)), ok(), []string{"b at 338.5ms"}, 0},
+		{"it is used in vain", WithRatioBudget(RatioBudget{Reserve: 1}), unavailable(), nil, 337500 * time.Microsecond},
+		{"it is never given back", WithBudget(NewRateBudget(rate.NewLimiter(0, 1))), ok(), nil, tenth},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(unavailable(), unavailable(), ok(), tt.retry.after(2*tenth), ok()))
+				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithMaxAttempts(2), tt.budget)
+				b := &timedCall{message: "b", at: time.Millisecond}
+				makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "answered", at: tenth / 2})
+				wantServed(t, server, append(slices.Clip(inUse), tt.then...)...)
+				if tt.then == nil {
+					wantStop(t, b.err, codes.Unavailable, ErrBudgetExhausted, 1)
+				} else if b.err != nil {
+					t.Errorf("b ended with %v, want success", b.err)
+				}
+				if tt.took > 0 && b.took != tt.took {
+					t.Errorf("b took %v, want %v", b.took, tt.took)
+				}
+			})
+		})
+	}
+}
+
 // A failure during the wait puts off no retry if something was answered as well: the target is there.
 func TestARetryIsSentIfAnythingWasAnswered(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -668,10 +668,7 @@ func TestARetryThatDeliversAMessageIsFree(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				budget, err := NewRatioBudget(RatioBudget{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				budget := realRatioBudget(t, RatioBudget{})
 				server := serveScripts(t, "recv hello; fail UNAVAILABLE", tt.second)
 				app, err := server.openStream(t, bidiStream, []Option{WithBudget(AllBudgets(budget, Unlimited)), WithBackoff(Constant(0))})
 				if err != nil {
@@ -681,6 +678,7 @@ func TestARetryThatDeliversAMessageIsFree(t *testing.T) {
 				app.play(t, tt.steps)
 				synctest.Wait()
 				wantBalance(t, budget, time.Now(), tt.want)
+				wantNothingLent(t, budget)
 			})
 		})
 	}
