@@ -83,7 +83,7 @@ type planDriver struct {
 	slots    Budget // a concurrency budget, or nil
 	slotsAll float64
 	ratios   []*ratioBudget // those of retries and hedges that are such budgets
-	generous bool // the budget never refuses
+	generous bool           // the budget never refuses
 
 	flying     []*flight
 	sent       int

@@ -11,14 +11,14 @@ import (
 type outage struct {
 	name     string
 	target   func(context.Context) (target, error)
-	rate     int           // calls per second
+	rate     int           // calls per second, 0 for none but the burst
 	deadline time.Duration // of each call
 
 	before time.Duration // enough to earn a budget and to measure a hedge's delay
 	times  int           // the target fails so often, 0 if it was never there,
 	lasts  time.Duration // for so long,
 	after  time.Duration // and is well for so long after that
-	burst  int           // more calls, which start together as soon as the client has lost its connection
+	burst  int           // more calls, which start together as soon as the target fails and, if it is killed, the client has noticed
 }
 
 // A target is what a client calls: a server, or two of which one fails.
@@ -31,10 +31,10 @@ type target interface {
 
 var outages = []outage{
 	blips("fails for 200 ms", 200*time.Millisecond, 1),
-	blips("fails for 600 ms", 600*time.Millisecond, 1),
 	blips("fails for 600 ms, three times", 600*time.Millisecond, 3),
 	blips("fails for 1 s", time.Second, 1),
 	blips("fails for 2 s", 2*time.Second, 1),
+	quiet("fails for 1 s; ten calls at once, no others", time.Second, 10),
 	restart("killed, back after 100 ms", 100*time.Millisecond),
 	restart("killed, back after 1 s", time.Second),
 	restart("killed, back after 2.5 s", 2500*time.Millisecond),
@@ -48,6 +48,13 @@ func blips(name string, lasts time.Duration, times int) outage {
 		name: name, target: newBrownout, rate: rate, deadline: deadline,
 		before: before, lasts: lasts, times: times, after: after,
 	}
+}
+
+// quiet has a live server fail when a client makes its first calls, and all of them.
+func quiet(name string, lasts time.Duration, atOnce int) outage {
+	o := blips(name, lasts, 1)
+	o.rate, o.burst = 0, atOnce
+	return o
 }
 
 // restart kills the only server and starts it again. Fifty calls that start meanwhile would be a

@@ -30,7 +30,7 @@ func (o *outage) measure(ctx context.Context, c *client) (*result, error) {
 	}
 	defer func() { _ = cc.Close() }()
 	calls := &calls{client: echov1.NewEchoServiceClient(cc), deadline: o.deadline}
-	stop := calls.every(ctx, time.Second/time.Duration(o.rate))
+	stop := calls.steadily(ctx, o.rate)
 	defer stop()
 	if err := pause(ctx, o.before); err != nil {
 		return nil, err
@@ -108,8 +108,12 @@ func (c *calls) together(ctx context.Context, n int) {
 	}
 }
 
-// every starts a call each interval until stop returns.
-func (c *calls) every(ctx context.Context, interval time.Duration) (stop func()) {
+// steadily starts so many calls a second until stop returns.
+func (c *calls) steadily(ctx context.Context, rate int) (stop func()) {
+	if rate == 0 {
+		return func() {}
+	}
+	interval := time.Second / time.Duration(rate)
 	ticking, cancel := context.WithCancel(ctx)
 	stopped := make(chan struct{})
 	go func() {

@@ -27,7 +27,7 @@ func (silent) Echo(ctx context.Context, _ *echov1.EchoRequest, _ ...grpc.CallOpt
 func TestCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := calls{client: silent{}, deadline: 10 * time.Second}
-		stop := c.every(t.Context(), 5*time.Millisecond)
+		stop := c.steadily(t.Context(), 200)
 		if err := pause(t.Context(), 12*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}

@@ -98,7 +98,7 @@ func Of(err error) *Reason {
 const (
 	FirstTry  = "first_try"
 	Recovered = "recovered" // after retries
-	HedgeWon  = "hedge_won" // with an attempt that was sent while an earlier one was in flight
+	HedgeWon  = "hedge_won" // with a hedge
 )
 
 // Outcome returns one word for how a call ended: by a failure with err, for a reason, or by the success of

@@ -40,7 +40,7 @@ type Summary struct {
 
 	Attempts      float64 // sent
 	Wasted        float64 // attempts that failed
-	Hedges        float64 // attempts sent while another one of their call was in flight
+	Hedges        float64 // attempts sent beside another one of their call, and in place of none
 	Lost          float64 // attempts that were cancelled because another one was decisive
 	Suppressed    float64 // times that a hedge was due and a budget refused it
 	Down          float64 // attempts that an outage failed, at all servers
@@ -97,7 +97,7 @@ type GroupBucket struct {
 	Attempts  int // sent
 	Retries   int // attempts sent after the first of their call, hedges among them
 	Wasted    int // attempts that failed
-	Hedges    int // attempts sent while another one of their call was in flight
+	Hedges    int // attempts sent beside another one of their call, and in place of none
 	Lost      int // attempts that were cancelled because another one was decisive
 
 	Suppressed int // times that a hedge was due and a budget refused it; it may be sent later
