@@ -296,24 +296,26 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	})
 }
 
-// tokensOf returns the tokens in b that do not come back by themselves if they are spent in vain, which are those of a ratio budget
-// without a floor. It returns +Inf if there is no such budget.
-func tokensOf(b Budget, now time.Time) float64 {
-	tokens := math.Inf(1)
+// A retry's token comes back if it succeeds. So the tokens of a ratio budget without a floor, which time does not refill, are kept for an
+// absent target, and waited for while retries in flight hold them, see WithPatience.
+
+// scarceIn returns the ratio budget without a floor that has the fewest tokens in b, and how many those are; nil and +Inf if there is none.
+func scarceIn(b Budget, now time.Time) (scarce *ratioBudget, tokens float64) {
+	tokens = math.Inf(1)
 	for _, one := range partsOf(b) {
 		if ratio, is := one.(*ratioBudget); is && ratio.settings.MinPerSecond == 0 {
-			tokens = min(tokens, ratio.Balance(now))
+			if has := ratio.Balance(now); has < tokens {
+				scarce, tokens = ratio, has
+			}
 		}
 	}
-	return tokens
+	return scarce, tokens
 }
 
 // hasLent reports whether b has no token because retries in flight hold some, which they may give back.
 func hasLent(b Budget, now time.Time) bool {
-	return slices.ContainsFunc(partsOf(b), func(one Budget) bool {
-		ratio, is := one.(*ratioBudget)
-		return (hasSlots(one) || is && ratio.lent.Load() > 0) && one.Balance(now) < window.Whole
-	})
+	scarce, tokens := scarceIn(b, now)
+	return tokens < window.Whole && scarce.lent.Load() > 0
 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it

@@ -350,7 +350,7 @@ func (m *hedgeModel) isOverdue(number int) {
 	}
 	m.replaced = number
 	if m.again(hedgedAnswer{code: codes.DeadlineExceeded, timedOut: true}) == nil {
-		m.noteFailure()
+		m.noteFailure(0)
 		m.goOn()
 		return
 	}
@@ -372,8 +372,11 @@ func (m *hedgeModel) cutOverdue(number int) {
 	}
 }
 
-func (m *hedgeModel) noteFailure() {
-	m.trouble = min(m.trouble, m.now)
+// noteFailure is about an attempt that took so long.
+func (m *hedgeModel) noteFailure(took time.Duration) {
+	if m.trouble = min(m.trouble, m.now); took > max(m.patience, 10*second) {
+		m.trouble = m.now
+	}
 	m.target.fail(m.now, m.patience)
 }
 
@@ -650,11 +653,11 @@ func (m *hedgeModel) ended(number int) {
 		m.retry = m.next.retryBefore // its own failure counts
 		m.leave()
 	}
-	m.failed(answer, retryable)
+	m.failed(answer, retryable, m.now-a.at)
 }
 
 // failed says what follows a failure.
-func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
+func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool, took time.Duration) {
 	ms, err := strconv.Atoi(answer.pushback)
 	wait := time.Duration(ms) * time.Millisecond
 	if err == nil && ms >= 0 {
@@ -668,7 +671,7 @@ func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
 		}
 	}
 	if retryable {
-		m.noteFailure()
+		m.noteFailure(took)
 	}
 	if m.decided && !m.isOpen() { // when others were in flight; it may be paid for
 		m.retry = m.next.retryBefore

@@ -290,14 +290,14 @@ func WithBufferLimit(bytes int) CallOption {
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
 //     always sent; the first one that is answered ends all of this.
-//   - If more calls wait than a ratio budget without a floor has tokens, the tokens are kept, and calls wait again in the same way
-//     until the trouble has lasted seven times as long as at the latest failure, but at most for a token's share of half the time
-//     that was left then. So on the reserve of three, most bursts of three calls and more, which nobody follows, survive two seconds. A
-//     target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
+//   - If several calls wait, a ratio budget without a floor keeps its last three tokens, and those that are fewer than the calls:
+//     calls wait again in the same way while a retry is in flight, and until the trouble has lasted seven times as long as at the
+//     latest failure, but at most for a token's share of half the time that was left then. So on the reserve of three, bursts of calls
+//     that nobody follows survive two seconds. A target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
-//     [ErrBudgetExhausted]. If it has not failed since, though, and retries in flight have tokens that they give back if they
-//     succeed, the call waits for those. Nothing waits for [NewThrottle].
+//     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, and retries in flight have tokens that they
+//     give back if they succeed, the call waits for those. Nothing waits for [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
 //     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel

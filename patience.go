@@ -23,9 +23,10 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records a retryable failure for the call and for its target, and returns what is known of that now.
-func (w *waiter) fails(now instant) trouble {
-	if w.firstFailure == 0 {
+// fails records a retryable failure, of an attempt that took so long, for the call and for its target, and returns what is known of
+// that now. If the attempt, a quiet stream for example, has outlasted every patience, the call's trouble begins anew.
+func (w *waiter) fails(now instant, took time.Duration) trouble {
+	if w.firstFailure == 0 || took > max(w.patience, defaultPatience) {
 		w.firstFailure = now
 	}
 	patience := w.patience
@@ -121,21 +122,32 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
-// keeps reports whether tokens of a ratio budget are kept for later, because more calls wait for an absent target than there are tokens:
-// until the trouble has lasted seven times as long as at the latest failure, so that a reserve of three lasts for two seconds, but no
-// longer than a token's share of half the time that the call had left, at most the default patience.
+// keeps reports whether the last three tokens of a ratio budget, or those that are fewer than the calls that wait for an absent target,
+// are kept for later: until the trouble has lasted seven times as long as at the latest failure, so that a reserve of three lasts for two
+// seconds, and while a retry is in flight, which will tell more, but no longer than a token's share of half the time that the call had
+// left, at most the default patience. A call that waits alone has them all.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
 	waiting := w.target.waiting.Load()
-	if known.since == 0 || waiting < 2 || w.target.full.Load() {
+	if known.since == 0 || waiting < 2 && !known.inFlight() || w.target.full.Load() {
 		return false
 	}
-	tokens := tokensOf(l.retryBudget(), l.now)
-	if tokens < window.Whole || tokens >= float64(waiting) {
+	_, tokens := scarceIn(l.retryBudget(), l.now)
+	if tokens < window.Whole || tokens >= max(4, float64(waiting)) {
 		return false
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))
-	lasted, left := known.latest.Sub(known.since), min(last.Sub(known.latest), defaultPatience)
-	return now < known.latest.Add(min(6*lasted, part(left, 1/(2*tokens))))
+	left := min(last.Sub(known.latest), defaultPatience)
+	keep := part(left, 1/(2*tokens))
+	if !known.inFlight() {
+		keep = min(keep, 6*known.latest.Sub(known.since))
+	}
+	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now)) // another was sent just now
+}
+
+// isBack reports whether a target that has answered is neither absent nor overloaded: it has not failed since, nor for a quarter of the
+// time since the call's first failure.
+func (w *waiter) isBack(known trouble, now instant) bool {
+	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
@@ -145,8 +157,7 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
-//     the budget is not waited for: stop. A target that has not failed since is back, and retries in flight may give their
-//     tokens back: wait again
+//     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
 //
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
@@ -173,7 +184,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
 	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()),
-		answered && (known.since != 0 || !hasLent(p.ledger.retryBudget(), p.ledger.now)):
+		answered && !(p.isBack(known, now) && hasLent(p.ledger.retryBudget(), p.ledger.now)):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
@@ -181,13 +192,19 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	}
 }
 
-// shortestRepeat is the shortest repeated wait.
-const shortestRepeat = 20 * time.Millisecond
+// Limits of repeated waits.
+const (
+	shortestRepeat  = 20 * time.Millisecond
+	longestWhenBack = time.Second // for a token in use, of a target that is back
+)
 
 // waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.
 func (p *plan) waitAgain(now instant, u float64) verdict {
 	known := p.trouble(now)
 	length := now.Sub(p.waiter.began(known, now))
+	if known.since == 0 { // it is back, and a token will be, as soon as a retry has succeeded
+		length = min(length, longestWhenBack)
+	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)
 	if reason == nil && now.Add(wait) > p.patienceEnds(known, now) {

@@ -103,6 +103,7 @@ func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
 		tries []time.Duration // the retries that fail, and the first that does not
 		saved bool
 	}{
+		{"2 calls, 2 s", 2, 2 * second, nil, []time.Duration{75, 562, 3965}, true},
 		{"10 calls, 400 ms", 10, 4 * tenth, nil, []time.Duration{75, 563}, true},
 		{"10 calls, 2 s", 10, 2 * second, nil, []time.Duration{75, 563, 3968}, true},
 		{"100 calls, 2 s", 100, 2 * second, nil, []time.Duration{84, 594, 4324}, true},
@@ -137,7 +138,36 @@ func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
 	}
 }
 
-// Tokens are kept only if more calls wait for an absent target than there are tokens, and only those that do not come back.
+// If the server needs time to fail, or to answer, the others wait for the retries that are in flight: for what they tell, and for their
+// tokens.
+func TestABurstSurvivesTheOutageOfASlowServer(t *testing.T) {
+	for _, n := range []int{2, 3, 10, 100} {
+		for _, away := range []time.Duration{3 * tenth, second, 2 * second} {
+			t.Run(fmt.Sprintf("%d calls, %v", n, away), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					const takes = 30 * time.Millisecond
+					script := awayUntil(away)
+					server := serve(t, func(n int) answer { return script(n).after(takes) })
+					calls := make([]*timedCall, n)
+					for i := range calls {
+						calls[i] = &timedCall{}
+					}
+					makeCalls(t, server.client(t), calls...)
+					for i, c := range calls {
+						if c.err != nil {
+							t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+						}
+					}
+					if made := len(server.attempts()); made > 2*n+3 {
+						t.Errorf("%d attempts, want at most one that succeeds for each call, one that fails, and three more", made)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Tokens are kept only if there are fewer than three for each call that waits for an absent target, and only those that do not come back.
 func TestTokensThatSufficeAreNotKept(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -296,8 +326,8 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 	}{
 		// At 101 ms, b waits again for half of its 100 ms of trouble, at 151 ms for 75 ms, and at 226 ms for 112.5 ms.
 		{"a ratio budget", WithRatioBudget(RatioBudget{Reserve: 1}), ok(), []string{"b at 338.5ms"}, 0},
-		{"a concurrency budget", WithBudget(concurrencyBudgetOf(t, 1)), ok(), []string{"b at 338.5ms"}, 0},
 		{"it is used in vain", WithRatioBudget(RatioBudget{Reserve: 1}), unavailable(), nil, 337500 * time.Microsecond},
+		{"a slot", WithBudget(concurrencyBudgetOf(t, 1)), ok(), nil, tenth},
 		{"it is never given back", WithBudget(NewRateBudget(rate.NewLimiter(0, 1))), ok(), nil, tenth},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -755,6 +785,16 @@ func TestAPanicEndsNoTrouble(t *testing.T) {
 	})
 }
 
+// Each failure of a call whose attempts last for long, as those of a quiet stream do, is a trouble of its own.
+func TestAnAttemptThatOutlastsThePatienceBeginsTheTroubleAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(time.Minute), unavailable().after(time.Minute), ok()))
+		client := server.fixed(t, 0.5)
+		makeCalls(t, client, &timedCall{message: "a"})
+		wantServed(t, server, "a at 0s", "a at 1m0.075s", "a at 2m0.375s")
+	})
+}
+
 // A call's own trouble is longer than its target's if another call has been answered meanwhile.
 func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -771,7 +811,7 @@ func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
 func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(hang(), unavailable(), ok(), ok()))
-		client := server.client(t, WithBackoff(Constant(tenth)), WithAttemptTimeout(second))
+		client := server.client(t, WithBackoff(Constant(tenth)), WithAttemptTimeout(second), WithBudget(Unlimited))
 		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: second - tenth/2})
 		wantServed(t, server, "a at 0s", "b at 950ms", "b at 1.07s", "a at 1.1s") // a is cut during b's wait, at 1 s
 	})

@@ -207,6 +207,9 @@ func (p *plan) send(now instant) sending {
 	s := sending{p.made, p.silent || p.open > 0, p.pending.waited}
 	p.pending, p.tokenless = pending{}, false
 	p.waiter.exit()
+	if p.made > 1 && !s.source.isHedge() {
+		p.target.scouted.Store(int64(now))
+	}
 	p.open++
 	p.dueAt = 0
 	if p.delay != noHedges && p.counted() < p.policy.MaxAttempts {
@@ -303,7 +306,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	}
 	var known trouble
 	if f.found.retryable {
-		known = p.waiter.fails(now)
+		known = p.waiter.fails(now, f.Attempt.Duration)
 		p.target.full.Store(f.found.code == codes.ResourceExhausted)
 	}
 	var v verdict
@@ -473,7 +476,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
-	p.waiter.fails(now)
+	p.waiter.fails(now, 0)
 	return p.retry(v, now, u)
 }
 

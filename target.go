@@ -24,6 +24,7 @@ type target struct {
 	failing atomic.Bool  // changed with mu held
 	waiting atomic.Int64 // calls that wait before their next attempt
 	full    atomic.Bool  // its latest failure was RESOURCE_EXHAUSTED, so that it is there
+	scouted atomic.Int64 // the instant at which the latest retry was sent
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
@@ -64,14 +65,18 @@ func newTargets(log *logger) *targets {
 // A trouble is what is known about a failing target at one moment. If the target is not failing, since is 0.
 type trouble struct {
 	since, latest instant
+	scouted       instant // when the latest retry was sent
 	answers       int64
 }
+
+// inFlight reports whether a retry may be in flight: it was sent after the latest failure, and nothing was answered since.
+func (t trouble) inFlight() bool { return t.scouted > t.latest }
 
 // trouble returns what is known now.
 func (t *target) trouble(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known := trouble{latest: t.latest, answers: t.answers}
+	known := trouble{latest: t.latest, scouted: instant(t.scouted.Load()), answers: t.answers}
 	if t.isFailing(now, patience) {
 		known.since = t.begun(patience)
 	}
@@ -105,7 +110,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
-	return trouble{t.begun(patience), t.latest, t.answers}
+	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers}
 }
 
 // setFailing needs mu.
