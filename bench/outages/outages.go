@@ -34,7 +34,7 @@ var outages = []outage{
 	blips("fails for 600 ms, three times", 600*time.Millisecond, 3),
 	blips("fails for 1 s", time.Second, 1),
 	blips("fails for 2 s", 2*time.Second, 1),
-	quiet("fails for 1 s; ten calls at once, no others", time.Second, 10),
+	quiet("fails for 1 s; only ten calls, at once", time.Second, 10),
 	restart("killed, back after 100 ms", 100*time.Millisecond),
 	restart("killed, back after 1 s", time.Second),
 	restart("killed, back after 2.5 s", 2500*time.Millisecond),
