@@ -203,6 +203,9 @@ func WithRetryIf(f func(error) bool) CallOption {
 // In a hedged call, one further attempt is decided on at a time: while a replacement waits for its backoff, no hedge is
 // sent, and the timeouts of other attempts take effect only when it has been sent or given up. So set d well above the hedge delay.
 //
+// Set d well above the latency of a server under load: when all its responses are slow, and not only those of one replica, replacements
+// lengthen its queue. Processes that make few calls each cannot tell the two apart, and a fleet of them then recovers later than without d.
+//
 // A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
 // goroutine while the call waits in gRPC, and so does one that is consulted when the replacement is
 // due; if it panics, the panic continues on the call's own goroutine.
