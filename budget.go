@@ -296,10 +296,9 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	})
 }
 
-// A retry's token comes back if it succeeds. So the tokens of a ratio budget without a floor, which time does not refill, are kept for an
-// absent target, and waited for while retries in flight hold them, see WithPatience.
-
 // scarceIn returns the ratio budget without a floor that has the fewest tokens in b, and how many those are; nil and +Inf if there is none.
+// Time does not refill them, and retries that succeed give them back. So they are kept for an absent target, and waited for, see
+// WithPatience.
 func scarceIn(b Budget, now time.Time) (scarce *ratioBudget, tokens float64) {
 	tokens = math.Inf(1)
 	for _, one := range partsOf(b) {

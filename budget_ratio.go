@@ -109,7 +109,7 @@ func (s RatioBudget) check() error {
 type ratioBudget struct {
 	settings RatioBudget // never changed
 	tokens   *window.Tokens
-	lent     atomic.Int64 // tokens of retries in flight: those that succeed give theirs back
+	lent     atomic.Int64 // tokens of retries in flight, most of which give theirs back if they succeed
 }
 
 // perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.

@@ -294,7 +294,7 @@ func WithBufferLimit(bytes int) CallOption {
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
 //     always sent; the first one that is answered ends all of this.
 //   - If several calls wait, a ratio budget without a floor keeps its last three tokens, and those that are fewer than the calls:
-//     calls wait again in the same way while a retry is in flight, and until the trouble has lasted seven times as long as at the
+//     they wait again in the same way while a retry of one is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, but at most for a token's share of half the time that was left then. So on the reserve of three, bursts of calls
 //     that nobody follows survive two seconds. A target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless

@@ -23,8 +23,8 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records a retryable failure, of an attempt that took so long, for the call and for its target, and returns what is known of
-// that now. If the attempt, a quiet stream for example, has outlasted every patience, the call's trouble begins anew.
+// fails records the retryable failure of an attempt that lasted for took, for the call and for its target. It returns what is known of the
+// trouble now. If the attempt, a quiet stream for example, has outlasted every patience, the call's own trouble begins anew.
 func (w *waiter) fails(now instant, took time.Duration) trouble {
 	if w.firstFailure == 0 || took > max(w.patience, defaultPatience) {
 		w.firstFailure = now
@@ -122,10 +122,11 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
-// keeps reports whether the last three tokens of a ratio budget, or those that are fewer than the calls that wait for an absent target,
-// are kept for later: until the trouble has lasted seven times as long as at the latest failure, so that a reserve of three lasts for two
-// seconds, and while a retry is in flight, which will tell more, but no longer than a token's share of half the time that the call had
-// left, at most the default patience. A call that waits alone has them all.
+// keeps reports whether a retry must leave its token for later: the target is absent, and a ratio budget without a floor has no more than
+// three tokens, or fewer than there are calls that wait. A retry in flight will tell more, so the others wait for it. If there is none,
+// they wait until the trouble has lasted seven times as long as at the latest failure, so that three tokens last for two seconds. Neither
+// is longer than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits
+// alone waits only for a retry in flight. Of two calls that are due at the same time, only one may go.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
 	waiting := w.target.waiting.Load()
 	if known.since == 0 || waiting < 2 && !known.inFlight() || w.target.full.Load() {
@@ -141,11 +142,11 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	if !known.inFlight() {
 		keep = min(keep, 6*known.latest.Sub(known.since))
 	}
-	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now)) // another was sent just now
+	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now))
 }
 
-// isBack reports whether a target that has answered is neither absent nor overloaded: it has not failed since, nor for a quarter of the
-// time since the call's first failure.
+// isBack reports whether a target that has answered works again: it is not failing now, and its latest failure was at least a quarter of
+// the call's own trouble ago. An overloaded target, which fails now and then, would otherwise have a queue of calls that wait for tokens.
 func (w *waiter) isBack(known trouble, now instant) bool {
 	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
 }
@@ -157,7 +158,7 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
-//     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
+//     the budget is not waited for: stop. Only if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
 //
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
@@ -195,14 +196,14 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 // Limits of repeated waits.
 const (
 	shortestRepeat  = 20 * time.Millisecond
-	longestWhenBack = time.Second // for a token in use, of a target that is back
+	longestWhenBack = time.Second // for a token that a retry in flight holds, when the target is back
 )
 
 // waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.
 func (p *plan) waitAgain(now instant, u float64) verdict {
 	known := p.trouble(now)
 	length := now.Sub(p.waiter.began(known, now))
-	if known.since == 0 { // it is back, and a token will be, as soon as a retry has succeeded
+	if known.since == 0 { // the target is not failing, and a token may be given back soon
 		length = min(length, longestWhenBack)
 	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
@@ -216,7 +217,7 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 	if known.since != 0 {
 		p.target.await()
 	}
-	p.pending.since = now // and the answers are the same: otherwise the call would not wait
+	p.pending.since = now // but the answers count from the first wait
 	if p.pending.repeats < math.MaxUint8 {
 		p.pending.repeats++
 	}

@@ -167,7 +167,7 @@ func TestABurstSurvivesTheOutageOfASlowServer(t *testing.T) {
 	}
 }
 
-// Tokens are kept only if there are fewer than three for each call that waits for an absent target, and only those that do not come back.
+// Tokens are kept only for an absent target, only the last three or those that are fewer than the calls, and only if time does not refill them.
 func TestTokensThatSufficeAreNotKept(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -348,6 +348,38 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A target that has failed a moment ago is not back, although it has answered since: calls that wait for its tokens would be a queue.
+func TestATokenInUseIsNotWaitedForIfTheTargetStillFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), unavailable(), ok(), ok().after(second)))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithRatioBudget(RatioBudget{Reserve: 1}))
+		b := &timedCall{message: "b", at: time.Millisecond}
+		makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "fails", at: 9 * tenth / 10, opts: onlyOnce},
+			&timedCall{message: "answered", at: 19 * tenth / 20})
+		wantServed(t, server, "a at 0s", "b at 1ms", "fails at 90ms", "answered at 95ms", "a at 100ms")
+		wantStop(t, b.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if b.took != tenth {
+			t.Errorf("b took %v, want %v", b.took, tenth)
+		}
+	})
+}
+
+// A retry that is cancelled holds nobody up any more.
+func TestACancelledRetryIsNotWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), hang(), ok()))
+		client := server.fixed(t, 0.5)
+		go func() {
+			time.Sleep(time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(3*tenth, cancel)
+			_, _ = client.Echo(ctx, &echov1.EchoRequest{Message: "cancelled"})
+		}()
+		makeCalls(t, client, &timedCall{message: "a"})
+		wantServed(t, server, "a at 0s", "cancelled at 1ms", "cancelled at 76ms", "a at 379.6875ms")
+	})
 }
 
 // A failure during the wait puts off no retry if something was answered as well: the target is there.

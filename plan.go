@@ -228,6 +228,9 @@ func (p *plan) ended(o Outcome) {
 
 // deposit reports to the budgets and the target how an attempt ended.
 func (p *plan) deposit(o Outcome) {
+	if o.Result == Ignored && o.Attempt > 1 { // it will tell nothing, so nobody waits for it
+		p.target.scouted.Store(0)
+	}
 	p.ledger.deposit(o)
 	if o.answered() {
 		p.target.answer() // the last step, because the logger may panic

@@ -24,7 +24,7 @@ type target struct {
 	failing atomic.Bool  // changed with mu held
 	waiting atomic.Int64 // calls that wait before their next attempt
 	full    atomic.Bool  // its latest failure was RESOURCE_EXHAUSTED, so that it is there
-	scouted atomic.Int64 // the instant at which the latest retry was sent
+	scouted atomic.Int64 // the instant at which the latest retry was sent, or is about to be; 0 if it was cancelled
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
@@ -69,7 +69,7 @@ type trouble struct {
 	answers       int64
 }
 
-// inFlight reports whether a retry may be in flight: it was sent after the latest failure, and nothing was answered since.
+// inFlight reports whether a retry to a failing target is in flight: it was sent after the latest failure.
 func (t trouble) inFlight() bool { return t.scouted > t.latest }
 
 // trouble returns what is known now.
