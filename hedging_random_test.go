@@ -222,13 +222,17 @@ func (b *modelBudget) withdraw() bool {
 type modelTarget struct {
 	failing       bool
 	since, latest time.Duration
+	anew          time.Duration // since, if the target had answered before it; otherwise -1
 	lasts         time.Duration
 	answers       int
 }
 
 func (t *modelTarget) fail(now, patience time.Duration) {
 	if !t.isFailing(now) {
-		t.since = now
+		t.since, t.anew = now, -1
+		if !t.failing {
+			t.anew = now
+		}
 	}
 	t.failing, t.latest, t.lasts = true, now, patience
 }
@@ -374,10 +378,10 @@ func (m *hedgeModel) cutOverdue(number int) {
 
 // noteFailure is about an attempt that took so long.
 func (m *hedgeModel) noteFailure(took time.Duration) {
-	if m.trouble = min(m.trouble, m.now); took > max(m.patience, 10*second) {
+	m.target.fail(m.now, m.patience)
+	if m.trouble = min(m.trouble, m.now); took > max(m.patience, 10*second) && m.target.anew > m.now-took {
 		m.trouble = m.now
 	}
-	m.target.fail(m.now, m.patience)
 }
 
 // isOpen says whether an attempt is in flight.

@@ -23,17 +23,19 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records the retryable failure of an attempt that lasted for took, for the call and for its target. It returns what is known of the
-// trouble now. If the attempt, a quiet stream for example, has outlasted every patience, the call's own trouble begins anew.
+// fails records the retryable failure of an attempt that ran for took, for the call and for its target. It returns what is known of the
+// trouble now. If the attempt, a quiet stream for example, has outlasted every patience, and the target has answered others meanwhile, the
+// call's own trouble begins anew.
 func (w *waiter) fails(now instant, took time.Duration) trouble {
-	if w.firstFailure == 0 || took > max(w.patience, defaultPatience) {
-		w.firstFailure = now
-	}
 	patience := w.patience
 	if !w.isPatient() { // other calls may be, and the metrics tell of the target, too
 		patience = defaultPatience
 	}
-	return w.target.fail(now, patience)
+	known := w.target.fail(now, patience)
+	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
+		w.firstFailure = now
+	}
+	return known
 }
 
 // trouble returns what is known of the target now.
@@ -203,13 +205,14 @@ const (
 func (p *plan) waitAgain(now instant, u float64) verdict {
 	known := p.trouble(now)
 	length := now.Sub(p.waiter.began(known, now))
-	if known.since == 0 { // the target is not failing, and a token may be given back soon
-		length = min(length, longestWhenBack)
+	ends := ErrTargetDown
+	if known.since == 0 && known.answers != p.pending.answers { // the target is back, and a token may be given back soon
+		length, ends = min(length, longestWhenBack), ErrBudgetExhausted
 	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)
 	if reason == nil && now.Add(wait) > p.patienceEnds(known, now) {
-		reason = ErrTargetDown
+		reason = ends
 	}
 	if reason != nil {
 		return p.end(reason, now)

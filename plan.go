@@ -309,7 +309,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	}
 	var known trouble
 	if f.found.retryable {
-		known = p.waiter.fails(now, f.Attempt.Duration)
+		known = p.waiter.fails(now, f.ran())
 		p.target.full.Store(f.found.code == codes.ResourceExhausted)
 	}
 	var v verdict
@@ -542,6 +542,14 @@ func (p *plan) hedge(now instant) verdict {
 func (p *plan) putOff(now instant) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.pushed.earliest(now.Add(p.postponed))
+}
+
+// ran returns how long a server had the attempt.
+func (f *failure) ran() time.Duration {
+	if f.Attempt.Unsent {
+		return 0
+	}
+	return f.Attempt.Duration
 }
 
 func (f *failure) outcome(r Result) Outcome {

@@ -28,6 +28,7 @@ type target struct {
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
+	anew    instant       // guarded by mu; the same, or 0 if nothing was answered between that trouble and the one before
 	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
 	latest  instant       // guarded by mu; the latest failure
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
@@ -67,6 +68,7 @@ type trouble struct {
 	since, latest instant
 	scouted       instant // when the latest retry was sent
 	answers       int64
+	anew          instant // since, if that was the first failure after an answer; otherwise 0
 }
 
 // inFlight reports whether a retry to a failing target is in flight: it was sent after the latest failure.
@@ -102,7 +104,10 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
-		t.since, t.logged = now, nothingToSay
+		t.since, t.anew, t.logged = now, 0, nothingToSay
+	}
+	if !t.failing.Load() {
+		t.anew = now
 	}
 	if !t.isFailing(now, t.lasts) {
 		t.longAgo, t.lasts = now, patience
@@ -110,7 +115,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
-	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers}
+	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers, anew: t.anew}
 }
 
 // setFailing needs mu.
