@@ -21,8 +21,8 @@ type table struct {
 
 const (
 	aboutLost = `Calls lost, of 100 a second with a deadline of 10 s each, from 2 s before an outage until 4 s after it; or of ten, the only
-ones of a client. A server that "fails" answers UNAVAILABLE immediately, three times means 4 s apart; when the only server is killed, 50 more
-calls start.`
+ones of a client. A server that "fails" answers UNAVAILABLE immediately, three times means 4 s apart; when the only server is killed,
+50 more calls start.`
 	aboutPrice = `What it costs to save the others: the attempts that the failing server rejects, per call that it meets, and how long
 the saved calls take (99th percentile). A server that is away rejects nothing, so these rows have only the time.`
 	aboutDead = `Calls to an address where there never is a server, 20 a second for 12 s, with a deadline of 20 s each: how long those take
