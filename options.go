@@ -281,7 +281,9 @@ func WithBufferLimit(bytes int) CallOption {
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
 // failing: d counts from the target's first retryable failure after its last call that was answered in time, and from
 // the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
-// first (for 10 s, if d is shorter and other calls to the target have a longer one). Calls to a target learn
+// first (for 10 s, if d is shorter and other calls to the target have a longer one). For the call itself, so
+// does the failure of an attempt that a server had for longer than d and 10 s, a quiet stream for example, if others were answered
+// meanwhile. Calls to a target learn
 // from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
@@ -295,8 +297,9 @@ func WithBufferLimit(bytes int) CallOption {
 //     always sent; the first one that is answered ends all of this.
 //   - If several calls wait, a ratio budget without a floor keeps its last three tokens, and those that are fewer than the calls:
 //     they wait again in the same way while a retry of one is in flight, and until the trouble has lasted seven times as long as at the
-//     latest failure, but at most for a token's share of half the time that was left then. So on the reserve of three, bursts of calls
-//     that nobody follows survive two seconds. A target that answers RESOURCE_EXHAUSTED is not absent: nothing is kept.
+//     latest failure, but at most for a token's share of half the time that was left then. So nearly all calls of a burst
+//     that nobody follows survive two seconds on the reserve of three. A target that answers RESOURCE_EXHAUSTED is not absent:
+//     nothing is kept.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
 //     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, and retries in flight have tokens that they
