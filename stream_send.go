@@ -186,7 +186,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 		s.change.Wait() // for the goroutine that judges the failure
 	}
-	if !s.isOver() && !(s.isBound() && s.at == at) {
+	if s.at != at || !s.isOver() && !s.isBound() {
 		return nil // the message was replayed, or will be
 	}
 	at.sender = senderApplication // which knows what is missing
