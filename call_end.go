@@ -97,7 +97,8 @@ var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying"
 
 // crashed ends a call when one of the application's callbacks panics, or ends its goroutine.
 func (c *call) crashed() {
-	defer c.endCrashed() // also if the callback, which is asked to deposit, panics again
+	defer c.endCrashed() // these two also if the callback, which is asked to deposit, panics again
+	defer c.plan().leave()
 	if c.contest != nil {
 		c.contest.abandon()
 	}
@@ -108,7 +109,6 @@ func (c *call) crashed() {
 			c.deposit(a, Ignored)
 		}
 	}
-	c.plan().leave()
 }
 
 // endCrashed ends a call after a panic.

@@ -525,6 +525,33 @@ func TestABudgetThatAlwaysPanics(t *testing.T) {
 	})
 }
 
+// brokenBudget panics whenever it is used.
+type brokenBudget struct{ panickyBudget }
+
+func (brokenBudget) Withdraw(time.Time) bool { panic(errBomb) }
+
+// Whatever panics, and how often, the call no longer waits for its target.
+func TestACallThatPanicsTwiceWaitsForNothing(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		tokens := realRatioBudget(t, RatioBudget{})
+		r := retrierOf(t, steady, WithAttemptTimeout(second), WithBudget(AllBudgets(tokens, brokenBudget{panickyBudget{Unlimited}})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		defer func() {
+			if recover() == nil {
+				t.Error("there was no panic")
+			}
+			for known := range r.targets.All() {
+				if n := known.waiting.Load(); n != 0 {
+					t.Errorf("%d calls wait", n)
+				}
+			}
+			wantNothingLent(t, tokens)
+		}()
+		_ = kind.call(ctx, serveScripts(t, "recv hello; hang").conn(t, r.DialOptions()...), anyMethod)
+	})
+}
+
 type panickySpan struct{ noop.Span }
 
 func (panickySpan) IsRecording() bool              { return true }
