@@ -45,6 +45,11 @@ type Outcome struct {
 	Hedge  bool
 	Result Result
 
+	// full is true for a retry that was sent to a target without room: it had answered other calls during the wait, and others had just
+	// failed with RESOURCE_EXHAUSTED. If such a retry succeeds, it has taken the place of another call. So its token is not returned, and
+	// the retries of an overloaded server's clients remain a share of what it answers.
+	full bool
+
 	// late is true for an attempt that ended after the attempt timeout, which did not cut it
 	// because no retry had replaced it. The ratio budget earns nothing from it: a server with a
 	// queue longer than the timeout answers every call late, and those calls would otherwise pay
@@ -263,9 +268,9 @@ func release(b Budget, helped bool) {
 		case *concurrencyBudget:
 			one.inUse.Add(-1)
 		case *ratioBudget:
+			one.lent.Add(-1)
 			if helped {
 				one.tokens.Return()
-				one.lent.Add(-1)
 			}
 		}
 	}
@@ -275,13 +280,16 @@ func release(b Budget, helped bool) {
 // package's budgets come first, so that they learn of it although another one panics.
 func depositIn(b Budget, o Outcome, released, helped bool) {
 	for _, one := range slices.Backward(partsOf(b)) {
-		_, isRatio := one.(*ratioBudget)
+		ratio, isRatio := one.(*ratioBudget)
 		switch {
 		case released && hasSlots(one):
 		case released && helped && isRatio:
 			unpaid := o
 			unpaid.Attempt = 1
 			one.Deposit(unpaid)
+		case released && isRatio:
+			ratio.lent.Add(1) // until now
+			one.Deposit(o)
 		default:
 			one.Deposit(o)
 		}
@@ -323,7 +331,11 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	if all, ok := b.(*allBudgets); ok {
 		return all.withdraw(now, insteadOfOne)
 	}
-	return insteadOfOne && hasSlots(b) || b.Withdraw(now)
+	taken := insteadOfOne && hasSlots(b) || b.Withdraw(now)
+	if ratio, is := b.(*ratioBudget); is && taken && insteadOfOne {
+		ratio.lent.Add(-1) // that of the other one
+	}
+	return taken
 }
 
 // isThrottled reports whether a throttle refuses retries. A6 ends a throttled call immediately, so

@@ -295,15 +295,14 @@ func WithBufferLimit(bytes int) CallOption {
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
 //     always sent; the first one that is answered ends all of this.
-//   - If several calls wait, a ratio budget without a floor keeps its last three tokens, and those that are fewer than the calls:
+//   - If several calls wait, a ratio budget without a floor keeps its tokens if they are fewer than three for each call:
 //     they wait again in the same way while a retry of one is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, but at most for a token's share of half the time that was left then. So nearly all calls of a burst
-//     that nobody follows survive two seconds on the reserve of three. A target that answers RESOURCE_EXHAUSTED is not absent:
-//     nothing is kept.
+//     that nobody follows survive two seconds on the reserve of three.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
-//     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, and retries in flight have tokens that they
-//     give back if they succeed, the call waits for those. Nothing waits for [NewThrottle].
+//     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, it is back: if retries in flight have tokens
+//     that they give back if they succeed, the call waits for those. Nothing waits for [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
 //     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel

@@ -5,6 +5,8 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
@@ -23,14 +25,12 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records the retryable failure of an attempt that ran for took, for the call and for its target. It returns what is known of the
-// trouble now. If the attempt, a quiet stream for example, has outlasted every patience, and the target has answered others meanwhile, the
-// call's own trouble begins anew.
-func (w *waiter) fails(now instant, took time.Duration) trouble {
-	patience := w.patience
-	if !w.isPatient() { // other calls may be, and the metrics tell of the target, too
-		patience = defaultPatience
-	}
+// fails records the retryable failure, with this code, of an attempt that a server had for took, for the call and for its target. It
+// returns what is known of the trouble now. If the attempt, a quiet stream for example, has outlasted every patience, and the target has
+// answered others meanwhile, the call's own trouble begins anew.
+func (w *waiter) fails(now instant, took time.Duration, code codes.Code) trouble {
+	w.target.full.Store(code == codes.ResourceExhausted)
+	patience := cmp.Or(max(0, w.patience), defaultPatience) // other calls may be patient, and the metrics tell of the target, too
 	known := w.target.fail(now, patience)
 	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
 		w.firstFailure = now
@@ -43,13 +43,7 @@ func (w *waiter) trouble(now instant) trouble { return w.target.trouble(now, w.p
 
 // began returns when the trouble began: at the target's first failure or, if that was earlier, at the call's own.
 func (w *waiter) began(known trouble, now instant) instant {
-	began := now
-	for _, since := range [...]instant{w.firstFailure, known.since} {
-		if since != 0 {
-			began = min(began, since)
-		}
-	}
-	return began
+	return min(cmp.Or(w.firstFailure, now), cmp.Or(known.since, now))
 }
 
 // patienceEnds returns when the call stops waiting for its target.
@@ -124,23 +118,22 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
-// keeps reports whether a retry must leave its token for later: the target is absent, and a ratio budget without a floor has no more than
-// three tokens, or fewer than there are calls that wait. A retry in flight will tell more, so the others wait for it. If there is none,
+// keeps reports whether a retry must leave its token for later: the target is absent, and a ratio budget without a floor has fewer
+// than three tokens for each call that waits. A retry in flight will tell more, so the others wait for it. If there is none,
 // they wait until the trouble has lasted seven times as long as at the latest failure, so that three tokens last for two seconds. Neither
 // is longer than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits
 // alone waits only for a retry in flight. Of two calls that are due at the same time, only one may go.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
 	waiting := w.target.waiting.Load()
-	if known.since == 0 || waiting < 2 && !known.inFlight() || w.target.full.Load() {
+	if known.since == 0 || waiting < 2 && !known.inFlight() {
 		return false
 	}
 	_, tokens := scarceIn(l.retryBudget(), l.now)
-	if tokens < window.Whole || tokens >= max(4, float64(waiting)) {
+	if tokens < window.Whole || tokens >= 3*float64(waiting) {
 		return false
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))
-	left := min(last.Sub(known.latest), defaultPatience)
-	keep := part(left, 1/(2*tokens))
+	keep := part(min(last.Sub(known.latest), defaultPatience), 1/(2*tokens))
 	if !known.inFlight() {
 		keep = min(keep, 6*known.latest.Sub(known.since))
 	}
@@ -148,7 +141,8 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 }
 
 // isBack reports whether a target that has answered works again: it is not failing now, and its latest failure was at least a quarter of
-// the call's own trouble ago. An overloaded target, which fails now and then, would otherwise have a queue of calls that wait for tokens.
+// the call's own trouble ago. An overloaded target fails now and then. Nobody waits for its tokens, and if it has no room, a retry's
+// success does not give one back.
 func (w *waiter) isBack(known trouble, now instant) bool {
 	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
 }
@@ -181,6 +175,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
+		p.ledger.forGood = answered && !namedByServer && p.target.full.Load() && !p.isBack(known, now)
 		if p.replaces == 0 {
 			return verdict{do: doSend}
 		}
@@ -191,6 +186,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
+		p.target.scouted.CompareAndSwap(int64(now), 0) // if it was about to be sent
 		return p.waitAgain(now, u)
 	}
 }

@@ -143,52 +143,70 @@ func TestABurstOfCallsKeepsTokensForLater(t *testing.T) {
 func TestABurstSurvivesTheOutageOfASlowServer(t *testing.T) {
 	for _, n := range []int{2, 3, 10, 100} {
 		for _, away := range []time.Duration{3 * tenth, second, 2 * second} {
-			t.Run(fmt.Sprintf("%d calls, %v", n, away), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					const takes = 30 * time.Millisecond
-					script := awayUntil(away)
-					server := serve(t, func(n int) answer { return script(n).after(takes) })
-					calls := make([]*timedCall, n)
-					for i := range calls {
-						calls[i] = &timedCall{}
+			everyFailure(t, fmt.Sprintf("%d calls, %v", n, away), func(t *testing.T, failure answer) {
+				const takes = 30 * time.Millisecond
+				script := awayUntil(away)
+				server := serve(t, func(n int) answer {
+					if a := script(n); a.err == nil {
+						return a.after(takes)
 					}
-					makeCalls(t, server.client(t), calls...)
-					for i, c := range calls {
-						if c.err != nil {
-							t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
-						}
-					}
-					if made := len(server.attempts()); made > 2*n+3 {
-						t.Errorf("%d attempts, want at most one that succeeds for each call, one that fails, and three more", made)
-					}
+					return failure.after(takes)
 				})
+				calls := make([]*timedCall, n)
+				for i := range calls {
+					calls[i] = &timedCall{}
+				}
+				makeCalls(t, server.client(t, WithOverloadBackoff(Constant(tenth))), calls...)
+				for i, c := range calls {
+					if c.err != nil {
+						t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+					}
+				}
+				if made := len(server.attempts()); made > 2*n+3 {
+					t.Errorf("%d attempts, want at most one that succeeds for each call, one that fails, and three more", made)
+				}
 			})
 		}
 	}
 }
 
-// Tokens are kept only for an absent target, only the last three or those that are fewer than the calls, and only if time refills none.
+// A retry that was about to be sent, and got no token, is not waited for like one in flight.
+func TestARefusedRetryIsNotWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(3*tenth))
+		limiter := rate.NewLimiter(1, 1)
+		limiter.Allow() // the next token comes after a second
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)),
+			WithBudget(AllBudgets(realRatioBudget(t, RatioBudget{Reserve: 1}), NewRateBudget(limiter))))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
+		if at := server.times()[2]; at > 2*second {
+			t.Errorf("the first retry is sent after %v, want soon after 1s", at)
+		}
+	})
+}
+
+// everyFailure runs a test in a bubble for each of the codes that are retried by default.
+func everyFailure(t *testing.T, name string, f func(t *testing.T, failure answer)) {
+	t.Helper()
+	for _, failure := range []answer{unavailable(), overloaded()} {
+		t.Run(name+", "+Attempt{Err: failure.err}.Code().String(), func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, failure) }) })
+	}
+}
+
+// Tokens are kept only if there are fewer than three for each call, and if time refills none.
 func TestTokensThatSufficeAreNotKept(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		code codes.Code
 		opt  Option
 	}{
-		{"enough", codes.Unavailable, WithRatioBudget(RatioBudget{Reserve: 9})},
-		{"a floor", codes.Unavailable, WithRatioBudget(RatioBudget{Reserve: Nothing, MinPerSecond: 0.3})},
-		{"a rate", codes.Unavailable, WithBudget(NewRateBudget(rate.NewLimiter(0, 9)))},
-		{"concurrency", codes.Unavailable, WithBudget(concurrencyBudgetOf(t, 1))},
-		{"an overloaded target", codes.ResourceExhausted, WithOverloadBackoff(Constant(tenth))},
+		{"enough", WithRatioBudget(RatioBudget{Reserve: 9})},
+		{"a floor", WithRatioBudget(RatioBudget{Reserve: Nothing, MinPerSecond: 0.3})},
+		{"a rate", WithBudget(NewRateBudget(rate.NewLimiter(0, 9)))},
+		{"concurrency", WithBudget(concurrencyBudgetOf(t, 1))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				away := awayUntil(300 * time.Millisecond)
-				server := serve(t, func(n int) answer {
-					if a := away(n); a.err == nil {
-						return a
-					}
-					return fail(tt.code, "not now")
-				})
+				server := serve(t, awayUntil(300*time.Millisecond))
 				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), tt.opt)
 				makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
 				wantServed(t, server, "a at 0s", "b at 60ms", "a at 150ms", "b at 240ms", "b at 360ms", "a at 375ms")

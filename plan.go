@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -291,8 +289,10 @@ func (p *plan) failed(f *failure, now instant, u float64) verdict {
 func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	p.open--
 	p.silent = p.silent || f.NoResponse
+	took := f.Attempt.Duration
 	if f.Attempt.Unsent {
 		p.unsent++
+		took = 0
 	}
 	replaced := p.isReplaced(f)
 	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
@@ -309,8 +309,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	}
 	var known trouble
 	if f.found.retryable {
-		known = p.waiter.fails(now, f.ran())
-		p.target.full.Store(f.found.code == codes.ResourceExhausted)
+		known = p.waiter.fails(now, took, f.found.code)
 	}
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {
@@ -479,7 +478,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
-	p.waiter.fails(now, 0)
+	p.waiter.fails(now, 0, f.found.code)
 	return p.retry(v, now, u)
 }
 
@@ -518,11 +517,9 @@ func (p *plan) end(reason error, now instant) verdict {
 func (p *plan) hedge(now instant) verdict {
 	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
 	p.dueAt = 0
-	switch {
-	case p.counted() >= p.policy.MaxAttempts:
+	v.Reason = p.tooLate(now, 0)
+	if p.counted() >= p.policy.MaxAttempts {
 		v.Reason = ErrAttemptsExhausted
-	default:
-		v.Reason = p.tooLate(now, 0)
 	}
 	if v.Reason == nil && !p.ledger.take(hedgesPay, 0) {
 		v.Reason = ErrBudgetExhausted
@@ -542,14 +539,6 @@ func (p *plan) hedge(now instant) verdict {
 func (p *plan) putOff(now instant) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.pushed.earliest(now.Add(p.postponed))
-}
-
-// ran returns how long a server had the attempt.
-func (f *failure) ran() time.Duration {
-	if f.Attempt.Unsent {
-		return 0
-	}
-	return f.Attempt.Duration
 }
 
 func (f *failure) outcome(r Result) Outcome {

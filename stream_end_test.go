@@ -36,7 +36,7 @@ func TestAStreamThatCannotBeOpenedIsNotCounted(t *testing.T) {
 }
 
 // A concurrency budget limits what is sent instead of a failed attempt. A stream that goes on is
-// no longer that.
+// no longer that, and nobody waits for its token.
 func TestACommittedStreamGivesItsPlaceInAConcurrencyBudgetBack(t *testing.T) {
 	for _, tt := range []struct{ name, server, commit string }{
 		{"by a message", "recv a; send 1; hang", "recv 1"},
@@ -54,17 +54,20 @@ func TestACommittedStreamGivesItsPlaceInAConcurrencyBudgetBack(t *testing.T) {
 						t.Errorf("%s the budget has %v retries, want %v", when, got, want)
 					}
 				}
+				tokens := realRatioBudget(t, RatioBudget{})
 				server := serveScripts(t, "recv a; fail UNAVAILABLE", tt.server, "recv a; fail UNAVAILABLE", "recv a; send 1")
-				cc := server.conn(t, DialOptions(steady, WithBudget(AllBudgets(atOnce, Unlimited)))...)
+				cc := server.conn(t, DialOptions(steady, WithBudget(AllBudgets(atOnce, tokens, Unlimited)))...)
 				watch := openOn(t, cc, bidiStream)
 				time.AfterFunc(second/2, func() { wantFree(1, "during the backoff") })
 				watch.play(t, "send a; "+tt.commit)
 				wantFree(1, "after the commit")
+				wantNothingLent(t, tokens)
 				openOn(t, cc, bidiStream).play(t, "send a; recv 1; recv EOF")
 				wantFree(1, "after another call")
 				watch.cancel()
 				synctest.Wait()
 				wantFree(1, "after the end")
+				wantNothingLent(t, tokens)
 			})
 		})
 	}
