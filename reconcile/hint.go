@@ -67,25 +67,24 @@ func trailerOf(err error) metadata.MD {
 type reading struct {
 	named    bool          // a server named a wait, within the policy's limit
 	wait     time.Duration // that wait; with RetryInfo, spread
-	over     bool          // a server named a longer one
-	terminal bool          // the server forbade another attempt, or the error is Permanent
+	terminal bool          // the error is Permanent
 }
 
 // read has the engine judge a single failure, with every code retryable and nothing to limit retries.
 func read(r *grpcretry.Retrier, name string, err error, now time.Time) reading {
 	trailer := trailerOf(err)
 	err = forEngine(err)
-	hint, hinted := grpcretry.PushbackFrom(trailer, err)
+	_, hinted := grpcretry.PushbackFrom(trailer, err)
 	p := drive.New[grpcretry.Attempt](context.Background(), r, name, name, now, append(alone(r, name, math.MaxInt32, grpcretry.Unlimited),
-		grpcretry.WithMaxElapsed(0), grpcretry.WithUnsentOnly(false), grpcretry.WithDryRun(false), grpcretry.WithClassifier(retryAll)))
+		grpcretry.WithMaxElapsed(0), grpcretry.WithDryRun(false), grpcretry.WithClassifier(retryAll)))
 	a, _ := p.Sent(now)
 	a.Err, a.Trailer = err, trailer
 	step := p.Ended(a, now, rand.Float64())
 	switch {
 	case !step.End:
 		return reading{named: hinted, wait: max(0, p.DueAt().Sub(now))}
-	case errors.Is(step.Reason, grpcretry.ErrPushback) && !hint.Stop:
-		return reading{over: true}
+	case errors.Is(step.Reason, grpcretry.ErrPushback):
+		return reading{} // a server named a longer wait, or forbade a retry
 	default:
 		return reading{terminal: true}
 	}
@@ -94,9 +93,10 @@ func read(r *grpcretry.Retrier, name string, err error, now time.Time) reading {
 func retryAll(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry }
 
 // alone returns the options of a plan that makes up to n attempts, one at a time, and does not wait
-// for a connection.
+// for a connection. UnsentOnly is for calls: to reconcile once more is what a reconciler is for.
 func alone(r *grpcretry.Retrier, name string, n int, b grpcretry.Budget) []grpcretry.CallOption {
-	opts := []grpcretry.CallOption{grpcretry.WithMaxAttempts(n), grpcretry.WithPatience(0), grpcretry.WithBudget(b)}
+	opts := []grpcretry.CallOption{grpcretry.WithMaxAttempts(n), grpcretry.WithPatience(0), grpcretry.WithBudget(b),
+		grpcretry.WithUnsentOnly(false)}
 	if r.Policy(name).Hedging != nil {
 		opts = append(opts, grpcretry.WithHedging(grpcretry.Hedging{Delay: neverHedge{}}))
 	}

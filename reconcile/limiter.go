@@ -71,8 +71,8 @@ var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 // immediately, the rest as soon as its quick retries are over.
 //
 // With MaxAttempts 1, Disable or a dry run, all failed items go to the slow lane, none is brought forward, and the
-// budget pays for nothing. MaxElapsed limits an item's quick retries. Patience, AttemptTimeout and
-// hedging have no meaning here.
+// budget pays for nothing. MaxElapsed limits an item's quick retries. Patience, AttemptTimeout, UnsentOnly
+// (also that of WithSafeMethods) and hedging have no meaning here.
 //
 // NewRateLimiter panics if [grpcretry.New] has not made r, or if the name or an option is invalid.
 func NewRateLimiter[T comparable](r *grpcretry.Retrier, name string, opts ...Option) *RateLimiter[T] {

@@ -78,6 +78,8 @@ func TestBackoff(t *testing.T) {
 		{"hedging means nothing here", []grpcretry.CallOption{grpcretry.WithMaxAttempts(4),
 			grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Millisecond)})},
 			[]time.Duration{0, 100, 300, 700, 7700, 14700}},
+		{"UnsentOnly means nothing here", []grpcretry.CallOption{grpcretry.WithMaxAttempts(4), grpcretry.WithUnsentOnly(true)},
+			[]time.Duration{0, 100, 300, 700, 7700, 14700}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -15,10 +15,9 @@ import (
 //   - nil stays nil;
 //   - if a server named a wait, by pushback, RetryInfo, or Kubernetes' Retry-After, the key returns after
 //     that wait (RequeueAfter). RetryInfo and Retry-After are minimums, to which up to 20% is added;
-//   - [grpcretry.Permanent] and a server's "do not retry" become a TerminalError: the key returns when
-//     its object changes;
+//   - [grpcretry.Permanent] becomes a TerminalError: the key returns when its object changes;
 //   - any other error is returned as it is, and the queue's rate limiter says when the key returns. So is
-//     an error that names no wait, by a pushback of 0, or a longer one than the default MaxServerDelay, 5 minutes.
+//     an error that names no wait, by a pushback of 0 or "do not retry", or a longer one than the default MaxServerDelay, 5 minutes.
 //
 // Pushback is found in an [*grpcretry.Error] only, because gRPC's own errors carry no trailers.
 //

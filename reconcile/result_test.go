@@ -43,8 +43,8 @@ func TestResult(t *testing.T) {
 	}{
 		{"pushback", pushback("7000"), 7 * time.Second, 7 * time.Second, false},
 		{"pushback of no time", pushback("0"), 1, 1, false},
-		{"pushback says no", pushback("-1"), 0, 0, true},
-		{"repeated pushback says no", pushback("1", "1"), 0, 0, true},
+		{"pushback says no", pushback("-1"), 0, 0, false},
+		{"repeated pushback says no", pushback("1", "1"), 0, 0, false},
 		{"pushback over the limit", pushback("300001"), 0, 0, false},
 		{"RetryInfo", statusError(codes.Unavailable, 10*time.Second), 10 * time.Second, 12 * time.Second, false},
 		{"RetryInfo with any code", statusError(codes.Internal, 10*time.Second), 10 * time.Second, 12 * time.Second, false},
