@@ -38,16 +38,16 @@ func (c *attemptContext) cancel() {
 }
 
 // bind ends the context when the response's body is closed, or has been read to its end, provided that
-// the request's body cannot still be in transit.
-func (c *attemptContext) bind(response *http.Response, atEOF bool) *http.Response {
+// the request's body cannot still be in transit. If the response has no body, it ends when Base closes the request's.
+func (c *attemptContext) bind(response *http.Response, sent *requestBody) *http.Response {
 	if c.end == nil {
 		return response
 	}
 	if isEmpty(response) {
-		c.cancel()
+		sent.afterClose(c.cancel)
 		return response
 	}
-	body := &responseBody{ReadCloser: response.Body, release: c.cancel, atEOF: atEOF}
+	body := &responseBody{ReadCloser: response.Body, release: c.cancel, atEOF: sent == nil}
 	if w, ok := response.Body.(io.Writer); ok {
 		response.Body = &upgradedBody{responseBody: body, Writer: w}
 	} else {

@@ -23,10 +23,11 @@ type call struct {
 
 	// body is that of the latest attempt; nil before the first, and for requests without a body.
 	body     atomic.Pointer[requestBody]
-	response *http.Response // of the latest attempt, if that has one, and after discard all of it
-	failed   error          // the latest attempt's, as the engine sees it
-	waited   bool           // for another attempt, which has not begun
-	ended    bool           // RoundTrip returns normally
+	own      *attemptContext // of the latest attempt; nil before the first
+	response *http.Response  // of the latest attempt, if that has one, and after discard all of it
+	failed   error           // the latest attempt's, as the engine sees it
+	waited   bool            // for another attempt, which has not begun
+	ended    bool            // RoundTrip returns normally
 }
 
 // attempt makes one attempt. Its error describes a response that is a failure, too.
@@ -39,7 +40,11 @@ func (c *call) attempt(ctx context.Context) error {
 		c.failed = grpcretry.Permanent(&failure{err: err})
 		return c.failed
 	}
+	if c.own != nil {
+		c.own.cancel() // its body may still be in transit
+	}
 	own := newAttemptContext(c.request.Context(), ctx)
+	c.own = own
 	response, err := c.send(own)
 	if err == nil && !own.keep() {
 		closeBody(response)
@@ -53,7 +58,7 @@ func (c *call) attempt(ctx context.Context) error {
 		own.cancel()
 		return nil
 	default:
-		c.response = own.bind(response, c.body.Load() == nil)
+		c.response = own.bind(response, c.body.Load())
 		c.failed = newStatusError(response)
 	}
 	return c.failed

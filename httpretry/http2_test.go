@@ -21,7 +21,7 @@ import (
 
 // Frames of HTTP/2 (RFC 9113, section 6).
 const (
-	frameHeaders, frameReset, frameSettings, framePing, frameGoAway = 1, 3, 4, 6, 7
+	frameData, frameHeaders, frameReset, frameSettings, framePing, frameGoAway = 0, 1, 3, 4, 6, 7
 
 	flagAck, flagEndStream, flagEndHeaders = 1, 1, 4
 )
@@ -49,8 +49,8 @@ func (c h2Conn) goAway(last, code uint32) {
 	c.frame(frameGoAway, 0, 0, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, last), code)...)
 }
 
-// serve reads frames and calls request for each stream.
-func (c h2Conn) serve(request func(stream uint32)) {
+// serve reads frames, and calls request for each stream and data, unless that is nil, for each piece of a request's body.
+func (c h2Conn) serve(request func(stream uint32), data func(piece string)) {
 	defer c.Close()
 	in := bufio.NewReader(c.Conn)
 	if _, err := in.Discard(len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")); err != nil {
@@ -73,6 +73,8 @@ func (c h2Conn) serve(request func(stream uint32)) {
 			c.frame(framePing, flagAck, 0, payload...)
 		case kind == frameHeaders:
 			request(binary.BigEndian.Uint32(header[5:]))
+		case kind == frameData && data != nil:
+			data(string(payload))
 		}
 	}
 }
@@ -148,7 +150,7 @@ func TestHTTP2(t *testing.T) {
 							} else {
 								conn.ok(stream)
 							}
-						})
+						}, nil)
 					}()
 					return listener.DialContext(ctx)
 				}}
@@ -245,6 +247,39 @@ func TestUploadOutlastsResponse(t *testing.T) {
 		client.CloseIdleConnections()
 		server.Close()
 	}
+}
+
+// So it is if the response has no body, and the attempt has a context of its own.
+func TestUploadOutlastsAResponseWithoutABody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := bufconn.Listen(1 << 20)
+		uploaded := ""
+		go func() {
+			accepted, _ := listener.Accept()
+			conn := h2Conn{accepted}
+			conn.serve(conn.ok, func(piece string) { uploaded += piece })
+		}()
+		base := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}}
+		base.Protocols.SetUnencryptedHTTP2(true)
+		upload, write := io.Pipe()
+		resp, err := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(30*second)), base).RoundTrip(newRequest(t, "PUT", "http://test", upload))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(write, "still ")
+		synctest.Wait()
+		io.WriteString(write, "sending")
+		write.Close()
+		synctest.Wait()
+		resp.Body.Close()
+		base.CloseIdleConnections()
+		synctest.Wait()
+		if uploaded != "still sending" {
+			t.Errorf("server read %q", uploaded)
+		}
+	})
 }
 
 // A certificate that cannot be verified, and a server without TLS, are not tried again.

@@ -22,6 +22,8 @@ type requestBody struct {
 	released bool  // guarded by mu; the source was closed, or belongs to another attempt
 	last     bool  // guarded by mu; no attempt follows
 	err      error // guarded by mu; why Read failed
+
+	onClose func() // guarded by mu; called when Base closes the body; nil for nothing
 }
 
 // Read reads from the source, unless the body is closed.
@@ -54,8 +56,26 @@ func (b *requestBody) startRead() bool {
 func (b *requestBody) Close() error {
 	b.mu.Lock()
 	b.closed = true
+	f := b.onClose
+	b.onClose = nil
 	b.mu.Unlock()
+	if f != nil {
+		f()
+	}
 	return b.release(false)
+}
+
+// afterClose calls f when Base closes the body: immediately if it has done so, or if there is none.
+func (b *requestBody) afterClose(f func()) {
+	if b != nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if !b.closed {
+			b.onClose = f
+			return
+		}
+	}
+	f()
 }
 
 // release closes the source once, if Base has closed the body and no other attempt can need it, or
