@@ -100,13 +100,13 @@ type permanentError struct{ error }
 
 func (e *permanentError) Unwrap() error { return e.error }
 
-// hasStatus reports whether an error is, or wraps, one that can tell its gRPC status.
+// hasStatus reports whether an error is, or wraps, one that has a gRPC status.
 func hasStatus(err error) bool {
-	_, has := errtype.As[interface {
+	told, has := errtype.As[interface {
 		error
 		GRPCStatus() *status.Status
 	}](err)
-	return has
+	return has && told.GRPCStatus() != nil
 }
 
 func isPermanent(err error) bool {

@@ -50,6 +50,12 @@ func withRetryInfo(d time.Duration) error {
 	return fail(codes.Unavailable, "later", retryInfoOf(d)).err
 }
 
+// A nilStatus has the method of a status, and has none, like errors for RPCs and HTTP responses.
+type nilStatus struct{}
+
+func (nilStatus) Error() string              { return "HTTP 503" }
+func (nilStatus) GRPCStatus() *status.Status { return nil }
+
 func TestDo(t *testing.T) {
 	plain, notFound := errors.New("plain"), status.Error(codes.NotFound, "no row")
 	refused := status.Error(codes.Unavailable, "refused")
@@ -70,6 +76,7 @@ func TestDo(t *testing.T) {
 		{name: "a status that is not retried", script: []error{notFound}, at: []time.Duration{0}, err: notFound},
 		{name: "an error that is no status", script: []error{plain, plain, plain, plain}, at: []time.Duration{0, second, 3 * second, 7 * second},
 			reason: ErrAttemptsExhausted},
+		{name: "an error whose status is nil", script: []error{nilStatus{}}, at: []time.Duration{0, second}},
 		{name: "whatever the codes", opts: []CallOption{WithCodes(codes.NotFound)}, script: []error{plain}, at: []time.Duration{0, second}},
 		{name: "WithRetryIf", opts: []CallOption{WithRetryIf(func(err error) bool { return errors.Is(err, notFound) })},
 			script: []error{notFound, plain}, at: []time.Duration{0, second}, reason: ErrNotRetryable},

@@ -40,7 +40,7 @@
 //   - 500 and others: INTERNAL
 //
 // A connection that cannot be made, breaks or times out before the response has arrived is UNAVAILABLE;
-// most other errors of Base are UNKNOWN, and a certificate that cannot be verified is never retried. The
+// most other errors of Base are UNKNOWN, a proxy's refusal to connect among them, and a certificate that cannot be verified is never retried. The
 // policy's codes decide, by default RESOURCE_EXHAUSTED and UNAVAILABLE. A classifier finds a response's
 // status and header in a [*StatusError], and Base's error, by [errors.As].
 //

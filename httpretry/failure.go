@@ -1,6 +1,7 @@
 package httpretry
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -99,20 +100,17 @@ func codeOf(statusCode int) codes.Code {
 // A failure is the failure of an attempt without a response.
 type failure struct {
 	err  error      // as Base returned it
-	code codes.Code // codes.OK for none, which counts as UNKNOWN
+	code codes.Code // codes.OK for none, which is UNKNOWN
 }
 
 func (f *failure) Error() string { return f.err.Error() }
 
 func (f *failure) Unwrap() error { return f.err }
 
-// GRPCStatus returns the status that the engine sees, nil for none. A status that Base's error has
+// GRPCStatus returns the status that the engine sees. A status that Base's error has
 // comes from somewhere else, such as an RPC for a token.
 func (f *failure) GRPCStatus() *status.Status {
-	if f.code == codes.OK {
-		return nil
-	}
-	return status.New(f.code, f.err.Error())
+	return status.New(cmp.Or(f.code, codes.Unknown), f.err.Error())
 }
 
 // classify returns what an error of Base means for retries. Everything that is not known to be a
