@@ -40,9 +40,10 @@
 //   - 500 and others: INTERNAL
 //
 // A connection that cannot be made, breaks or times out before the response has arrived is UNAVAILABLE;
-// most other errors of Base are UNKNOWN, a proxy's refusal to connect among them, and a certificate that cannot be verified is never retried. The
-// policy's codes decide, by default RESOURCE_EXHAUSTED and UNAVAILABLE. A classifier finds a response's
-// status and header in a [*StatusError], and Base's error, by [errors.As].
+// most other errors of Base are UNKNOWN, a proxy's refusal to connect among them, and a certificate that
+// cannot be verified is never retried. The policy's codes decide, by default RESOURCE_EXHAUSTED and
+// UNAVAILABLE. A classifier finds a response's status and header in a [*StatusError], and Base's error, by
+// [errors.As].
 //
 // Retry-After, in seconds or as a date, is obeyed like a RetryInfo: the wait is at least that long, with
 // up to 20% added, and a wait longer than [grpcretry.WithMaxServerDelay] ends the call. Zero, past dates and

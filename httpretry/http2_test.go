@@ -264,7 +264,8 @@ func TestUploadOutlastsAResponseWithoutABody(t *testing.T) {
 		}}
 		base.Protocols.SetUnencryptedHTTP2(true)
 		upload, write := io.Pipe()
-		resp, err := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(30*second)), base).RoundTrip(newRequest(t, "PUT", "http://test", upload))
+		transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(30*second)), base)
+		resp, err := transport.RoundTrip(newRequest(t, "PUT", "http://test", upload))
 		if err != nil {
 			t.Fatal(err)
 		}
