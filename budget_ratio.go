@@ -41,9 +41,11 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // because the budget pays only for wasted retries. For this purpose, a stream's retry has succeeded when its first message
 // commits the stream, however the stream ends. A hedge that succeeds returns nothing, and neither does a
 // retry that succeeds after the attempt timeout: an overloaded server answers every call late. Nor does one that takes another
-// call's place: the target had answered others during its wait and was not back (see [WithPatience]), its latest failure was
-// RESOURCE_EXHAUSTED, and no server had named the time. Otherwise the retries of an overloaded server's clients could keep it so. A
-// returned token is available immediately. It fills the reserve, then the floor, then replaces the
+// call's place: the target had answered others during its wait, its latest failure was RESOURCE_EXHAUSTED, and it was not back (see
+// [WithPatience]), as far as a call could tell that did not wait alone. If a server had named the time, the token is returned.
+// Otherwise the retries of an overloaded server's clients could keep it so.
+//
+// A returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is
 // missing, because calls were answered in the meantime, the token is dropped.
 //

@@ -281,11 +281,12 @@ func TestARetryThatTakesAnotherCallsPlaceIsNotFree(t *testing.T) {
 		want   float64
 		script []string
 	}{
-		{"overloaded", full, []time.Duration{50, 90}, 2, []string{well, full, well, well}},
-		{"overloaded, and serving", full, []time.Duration{80, 90}, 2, []string{full, well, well, well}},
-		{"back", full, []time.Duration{70, 90}, 3, []string{full, well, well, well}},
-		{"absent", full, []time.Duration{90}, 3, []string{full, well, well}},
-		{"with a pushback", "pushback 100; " + full, []time.Duration{50, 90}, 3, []string{well, full, well, well}},
+		{"overloaded", full, []time.Duration{50, 90}, 1, []string{well, full, well, well}},
+		{"overloaded, and serving", full, []time.Duration{80, 90}, 1, []string{full, well, well, well}},
+		{"back, as the first call sees, but not the second, which waits alone", full, []time.Duration{70, 90}, 2,
+			[]string{full, well, well, well}},
+		{"absent", full, nil, 3, []string{well}},
+		{"the first with a pushback", "pushback 100; " + full, []time.Duration{50, 90}, 2, []string{well, full, well, well}},
 		{"slow, long after it was full", full, []time.Duration{1000, 1060, 1090}, 3, []string{well, slow, well, slow, well, well}},
 		{"a broken replica", "fail UNAVAILABLE", []time.Duration{50, 90}, 3, []string{well, "fail UNAVAILABLE", well, well}},
 	} {

@@ -141,10 +141,15 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 }
 
 // isBack reports whether a target that has answered works again: it is not failing now, and its latest failure was at least a quarter of
-// the call's own trouble ago. An overloaded target fails now and then. Nobody waits for its tokens, and if it has no room, a retry's
-// success does not give one back.
+// the call's own trouble ago. An overloaded target, which fails now and then, would otherwise have a queue of calls that wait for tokens.
 func (w *waiter) isBack(known trouble, now instant) bool {
 	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
+}
+
+// hasNoRoom reports whether a target that has answered rejects others for want of room. A call that waits alone knows too little of the
+// others to see that it is back.
+func (w *waiter) hasNoRoom(known trouble, now instant) bool {
+	return w.target.full.Load() && (w.target.waiting.Load() < 2 || !w.isBack(known, now))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
@@ -175,7 +180,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
-		p.ledger.forGood = answered && !namedByServer && p.target.full.Load() && !p.isBack(known, now)
+		p.ledger.forGood = answered && !namedByServer && p.hasNoRoom(known, now)
 		if p.replaces == 0 {
 			return verdict{do: doSend}
 		}
