@@ -261,7 +261,8 @@ func partsOf(b Budget) []Budget {
 }
 
 // release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
-// flight, although its attempt has not ended. If it has helped, it gives back the token of a ratio budget, too.
+// flight, although its attempt has not ended, and nobody waits for its token. If it has helped, it gives back the token of a ratio
+// budget, too.
 func release(b Budget, helped bool) {
 	for _, one := range partsOf(b) {
 		switch one := one.(type) {
@@ -288,7 +289,7 @@ func depositIn(b Budget, o Outcome, released, helped bool) {
 			unpaid.Attempt = 1
 			one.Deposit(unpaid)
 		case released && isRatio:
-			ratio.lent.Add(1) // until now
+			ratio.lent.Add(1) // which Deposit takes back
 			one.Deposit(o)
 		default:
 			one.Deposit(o)
@@ -333,7 +334,7 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	}
 	taken := insteadOfOne && hasSlots(b) || b.Withdraw(now)
 	if ratio, is := b.(*ratioBudget); is && taken && insteadOfOne {
-		ratio.lent.Add(-1) // that of the other one
+		ratio.lent.Add(-1) // the other one's token: its end will not count as one of a retry in flight
 	}
 	return taken
 }

@@ -157,7 +157,8 @@ func (w *waiter) hasNoRoom(known trouble, now instant) bool {
 //  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
 //     would learn nothing, or tokens are kept for later: wait again. A time that the server named is this call's turn
 //     and is used
-//  2. there is a token: take it and send, or cut the overdue attempt that is replaced
+//  2. there is a token: take it and send, or cut the overdue attempt that is replaced. If the target has no room, a success will not
+//     give it back
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. Only if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
