@@ -45,11 +45,6 @@ type Outcome struct {
 	Hedge  bool
 	Result Result
 
-	// full is true for a retry that was sent to a target without room: it had answered other calls during the wait, and others had just
-	// failed with RESOURCE_EXHAUSTED. If such a retry succeeds, it has taken the place of another call. So its token is not returned, and
-	// the retries of an overloaded server's clients remain a share of what it answers.
-	full bool
-
 	// late is true for an attempt that ended after the attempt timeout, which did not cut it
 	// because no retry had replaced it. The ratio budget earns nothing from it: a server with a
 	// queue longer than the timeout answers every call late, and those calls would otherwise pay

@@ -40,12 +40,8 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // the floor, then the reserve. The token is returned if the retry reaches no server or succeeds,
 // because the budget pays only for wasted retries. For this purpose, a stream's retry has succeeded when its first message
 // commits the stream, however the stream ends. A hedge that succeeds returns nothing, and neither does a
-// retry that succeeds after the attempt timeout: an overloaded server answers every call late. Nor does one that takes another
-// call's place: the target had answered others during its wait, its latest failure was RESOURCE_EXHAUSTED, and it was not back (see
-// [WithPatience]), as far as a call could tell that did not wait alone. If a server had named the time, the token is returned.
-// Otherwise the retries of an overloaded server's clients could keep it so.
-//
-// A returned token is available immediately. It fills the reserve, then the floor, then replaces the
+// retry that succeeds after the attempt timeout: an overloaded server answers every call late. A
+// returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is
 // missing, because calls were answered in the meantime, the token is dropped.
 //
@@ -139,7 +135,7 @@ func (b *ratioBudget) Deposit(o Outcome) {
 	if o.Attempt > 1 {
 		b.lent.Add(-1)
 	}
-	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.full && !o.Hedge) {
+	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
 	if o.answered() {

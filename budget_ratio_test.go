@@ -238,8 +238,6 @@ func TestWhatAnOutcomeEarnsAndReturns(t *testing.T) {
 		{retryFailure, 0},
 		{Outcome{Attempt: 2, Result: Ignored}, 0},
 		{Outcome{Attempt: 2, Result: Unsent}, 1},
-		{Outcome{Attempt: 2, Result: Succeeded, full: true}, 0.25},
-		{Outcome{Attempt: 2, Result: Unsent, full: true}, 1},
 		{Outcome{Attempt: 2, Hedge: true, Result: Succeeded}, 0.25},
 		{Outcome{Attempt: 2, Hedge: true, Result: Answered}, 0.25},
 		{Outcome{Attempt: 2, Hedge: true, Result: Failed}, 0},
@@ -267,49 +265,5 @@ func TestLateAnswersEarnNothing(t *testing.T) {
 	}
 	if got := b.Balance(now); got != 0 {
 		t.Errorf("balance after late answers is %v, want 0", got)
-	}
-}
-
-// A server that serves some calls and rejects others with RESOURCE_EXHAUSTED has no room, so a retry that succeeds has taken another call's
-// place, and its token is not returned. It is if the server was absent or is back, has named the time, or failed for another reason.
-func TestARetryThatTakesAnotherCallsPlaceIsNotFree(t *testing.T) {
-	const full, slow, well = "fail RESOURCE_EXHAUSTED", "recv hello; hang", "recv hello; send x"
-	for _, tt := range []struct {
-		name   string
-		first  string // its retry comes after 100 ms
-		others []time.Duration
-		want   float64
-		script []string
-	}{
-		{"overloaded", full, []time.Duration{50, 90}, 1, []string{well, full, well, well}},
-		{"overloaded, and serving", full, []time.Duration{80, 90}, 1, []string{full, well, well, well}},
-		{"back, as the first call sees, but not the second, which waits alone", full, []time.Duration{70, 90}, 2,
-			[]string{full, well, well, well}},
-		{"absent", full, nil, 3, []string{well}},
-		{"the first with a pushback", "pushback 100; " + full, []time.Duration{50, 90}, 2, []string{well, full, well, well}},
-		{"slow, long after it was full", full, []time.Duration{1000, 1060, 1090}, 3, []string{well, slow, well, slow, well, well}},
-		{"a broken replica", "fail UNAVAILABLE", []time.Duration{50, 90}, 3, []string{well, "fail UNAVAILABLE", well, well}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, kind callKind) {
-				b := realRatioBudget(t, RatioBudget{Ratio: Nothing, Reserve: 3})
-				server := serveScripts(t, append([]string{tt.first}, tt.script...)...)
-				cc := server.conn(t, DialOptions(unmoved, WithBudget(b), WithBackoff(Constant(tenth)), WithAttemptTimeout(tenth/2))...)
-				var all sync.WaitGroup
-				for _, at := range append(tt.others, 0) {
-					all.Go(func() {
-						time.Sleep(at * time.Millisecond)
-						if err := kind.call(t.Context(), cc, anyMethod); err != nil {
-							t.Errorf("the call at %v: %v", at*time.Millisecond, err)
-						}
-					})
-				}
-				all.Wait()
-				if got := b.Balance(time.Now()); got != tt.want {
-					t.Errorf("the balance is %v, want %v", got, tt.want)
-				}
-				wantNothingLent(t, b)
-			})
-		})
 	}
 }

@@ -1041,7 +1041,7 @@ func (b *modelBudget) check(t *testing.T, name string, got *purse, m *hedgeModel
 		want = append(want, fmt.Sprint(o))
 	}
 	for _, o := range got.heard {
-		o.full, o.late = false, false // have tests of their own
+		o.late = false // has a test of its own
 		heard = append(heard, fmt.Sprint(o))
 	}
 	slices.Sort(heard)

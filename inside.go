@@ -22,7 +22,7 @@ func init() {
 		})
 	}
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
-	inside.FullOrLate = func(outcome any) (full, late bool) { return outcome.(Outcome).full, outcome.(Outcome).late }
+	inside.IsLate = func(outcome any) bool { return outcome.(Outcome).late }
 	inside.IsDryRun = func(policy any) bool { return policy.(Policy).dryRun }
 	inside.TrailerOf = func(e any) metadata.MD { return e.(*Error).trailer() }
 	inside.RepeatsOf = func(attempt any) int { return int(attempt.(Attempt).repeats) }

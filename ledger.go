@@ -9,7 +9,6 @@ type ledger struct {
 	hedges      Budget    // which hedges spend from; nil if the policy allows none
 	now         time.Time // of the latest decision, for the budgets
 	paidForNext payer     // who has paid for the attempt that is sent next
-	forGood     bool      // the latest retry gives its token back only if it is not sent
 	helped      bool      // the attempt whose slot was given back has helped, so that it has given back its token, too
 
 	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
@@ -117,7 +116,7 @@ func (l *ledger) release(number int32, helped bool) {
 	if !l.holdsSlot(number, payer) {
 		return
 	}
-	l.released, l.helped = number, helped && payer == retriesPay && !l.forGood
+	l.released, l.helped = number, helped && payer == retriesPay
 	release(l.budgetOf(payer), l.helped)
 }
 
@@ -126,7 +125,6 @@ func (l *ledger) release(number int32, helped bool) {
 func (l *ledger) deposit(o Outcome) {
 	number := int32(o.Attempt)
 	payer := l.payerOf(number)
-	o.full = l.forGood
 	if o.Result == Unsent && l.freeAttempt == number {
 		l.freeAttempt = 0
 	}

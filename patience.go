@@ -5,8 +5,6 @@ import (
 	"math"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
@@ -25,11 +23,10 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records the retryable failure, with this code, of an attempt that a server had for took, for the call and for its target. It
+// fails records the retryable failure of an attempt that a server had for took, for the call and for its target. It
 // returns what is known of the trouble now. If the attempt, a quiet stream for example, has outlasted every patience, and the target has
 // answered others meanwhile, the call's own trouble begins anew.
-func (w *waiter) fails(now instant, took time.Duration, code codes.Code) trouble {
-	w.target.full.Store(code == codes.ResourceExhausted)
+func (w *waiter) fails(now instant, took time.Duration) trouble {
 	patience := cmp.Or(max(0, w.patience), defaultPatience) // other calls may be patient, and the metrics tell of the target, too
 	known := w.target.fail(now, patience)
 	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
@@ -135,7 +132,7 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	last, _ := limits.capped(w.patienceEnds(known, now))
 	keep := part(min(last.Sub(known.latest), defaultPatience), 1/(2*tokens))
 	if !known.inFlight() {
-		keep = min(keep, 6*known.latest.Sub(known.since))
+		keep = min(keep, max(shortestKeep, 6*known.latest.Sub(known.since)))
 	}
 	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now))
 }
@@ -146,19 +143,12 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
 }
 
-// hasNoRoom reports whether a target that has answered rejects others for want of room. A call that waits alone knows too little of the
-// others to see that it is back.
-func (w *waiter) hasNoRoom(known trouble, now instant) bool {
-	return w.target.full.Load() && (w.target.waiting.Load() < 2 || !w.isBack(known, now))
-}
-
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
 //
 //  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
 //     would learn nothing, or tokens are kept for later: wait again. A time that the server named is this call's turn
 //     and is used
-//  2. there is a token: take it and send, or cut the overdue attempt that is replaced. If the target has no room, a success will not
-//     give it back
+//  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. Only if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
@@ -181,7 +171,6 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
-		p.ledger.forGood = answered && !namedByServer && p.hasNoRoom(known, now)
 		if p.replaces == 0 {
 			return verdict{do: doSend}
 		}
@@ -200,7 +189,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 // Limits of repeated waits.
 const (
 	shortestRepeat  = 20 * time.Millisecond
-	longestWhenBack = time.Second // for a token that a retry in flight holds, when the target is back
+	shortestKeep    = 50 * time.Millisecond // as long as the shortest wait of the default backoff, because other backoffs have none
+	longestWhenBack = time.Second           // for a token that a retry in flight holds, when the target is back
 )
 
 // waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.

@@ -309,7 +309,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	}
 	var known trouble
 	if f.found.retryable {
-		known = p.waiter.fails(now, took, f.found.code)
+		known = p.waiter.fails(now, took)
 	}
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {
@@ -478,7 +478,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
-	p.waiter.fails(now, 0, f.found.code)
+	p.waiter.fails(now, 0)
 	return p.retry(v, now, u)
 }
 

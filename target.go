@@ -23,7 +23,6 @@ type target struct {
 
 	failing atomic.Bool  // changed with mu held
 	waiting atomic.Int64 // calls that wait before their next attempt
-	full    atomic.Bool  // its latest failure was RESOURCE_EXHAUSTED
 	scouted atomic.Int64 // the instant at which the latest retry was sent, or is about to be; 0 if it was cancelled
 
 	mu      sync.Mutex

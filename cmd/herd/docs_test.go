@@ -101,9 +101,14 @@ func TestDocsProse(t *testing.T) {
 			return runDoc(t, "budget", "budget-10", "no budget").Summary.Stable < 0 && runDoc(t, "budget", "budget-queue-10",
 				"no budget").Summary.Stable < 0
 		}},
-		{"The server recovers", func() bool {
-			for _, fleet := range []string{"10", "100", "1000", "10000"} {
-				if drained(t, "drain-5%-"+fleet, "default", nil) < 0 {
+		{"with `RatioBudget{Ratio: 0.1, Reserve: Nothing}` the server recovers after about 10 s if it has 10% to spare, but with 5% it " +
+			"may stay down", func() bool {
+			stable := drained(t, "drain-10%-10", "ratio 0.1", nil)
+			return stable > 6*time.Second && stable < 14*time.Second && drained(t, "drain-5%-10", "ratio 0.1", nil) < 0
+		}},
+		{"If a rejection costs 10% of a call, it always recovers", func() bool {
+			for _, fleet := range []string{"10", "100", "1000"} {
+				if drained(t, "drain-5%-"+fleet, "default", func(s *sim.Scenario) { s.Servers[0].RejectCost = 0.1 }) < 0 {
 					return false
 				}
 			}
@@ -113,10 +118,10 @@ func TestDocsProse(t *testing.T) {
 			ten, five := drained(t, "drain-10%-turns", "default", nil), drained(t, "drain-5%-turns", "default", nil)
 			return ten == 0 && five > 500*time.Millisecond && five < 1500*time.Millisecond
 		}},
-		{"turns for its whole capacity take 24 s with 10% to spare, and with 5% they keep it down", func() bool {
+		{"Turns for its whole capacity take 27 s with 10% to spare, and with 5% they do not help", func() bool {
 			whole := func(s *sim.Scenario) { s.Servers[0].Pushback.Rate = 0 }
 			ten := drained(t, "drain-10%-turns", "default", whole)
-			return ten > 23*time.Second && ten < 26*time.Second && drained(t, "drain-5%-turns", "default", whole) < 0
+			return ten > 26*time.Second && ten < 28*time.Second && drained(t, "drain-5%-turns", "default", whole) < 0
 		}},
 	} {
 		if !contains(page, claim.text) {

@@ -277,7 +277,7 @@ func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
 		}
 	}
 	unthrottled := strings.Join(explanationOf(t, "-policy testdata/explain/grpc-docs.json", quick).words().Parts[0].Points, "\n")
-	for _, want := range []string{"budget: retries for 20% of the calls", "patience: for 10 s", "another call's place (default)"} {
+	for _, want := range []string{"budget: retries for 20% of the calls", "patience: for 10 s", "succeeds is free (default)"} {
 		if !contains(unthrottled, want) {
 			t.Errorf("the policy is\n%s\nwithout %q", unthrottled, want)
 		}

@@ -168,8 +168,7 @@ func (e *explanation) ratioWords() string {
 		kept = shortTime(d)
 	}
 	return fmt.Sprintf(
-		"retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that "+
-			"succeeds is free, unless it took another call's place",
+		"retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that succeeds is free",
 		m[1],
 		kept,
 		m[2],

@@ -69,9 +69,9 @@ func (b *comparedBudget) compare(now time.Time, after string) {
 type ratioModel struct{ ratio, full, reserve, earned, spent float64 }
 
 func (m *ratioModel) deposit(o grpcretry.Outcome) {
-	full, late := inside.FullOrLate(o)
+	late := inside.IsLate(o)
 	succeeded := o.Result == grpcretry.Succeeded && !late
-	if o.Attempt > 1 && (o.Result == grpcretry.Unsent || succeeded && !full && !o.Hedge) {
+	if o.Attempt > 1 && (o.Result == grpcretry.Unsent || succeeded && !o.Hedge) {
 		m.giveBack()
 	}
 	if !succeeded && (late || o.Result != grpcretry.Answered) {

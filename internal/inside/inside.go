@@ -38,9 +38,8 @@ var TrailerOf func(e any) metadata.MD
 // grpcretry counts.
 const WaitConnect = 5
 
-// FullOrLate returns of a grpcretry.Outcome whether the target had no room, so that success returns no token, and whether the attempt
-// ended after the attempt timeout, so that it earns nothing either.
-var FullOrLate func(outcome any) (full, late bool)
+// IsLate reports whether a grpcretry.Outcome is that of an attempt that ended after the attempt timeout, and earns nothing.
+var IsLate func(outcome any) bool
 
 // IsDryRun reports whether a grpcretry.Policy comes from WithDryRun.
 var IsDryRun func(policy any) bool

@@ -87,9 +87,8 @@ func TestLateAttemptsEarnNothing(t *testing.T) {
 				Budget: Budget{New: func() (grpcretry.Budget, error) { return budget, nil }},
 			})
 			same := slices.EqualFunc(budget.heard, tt.want, func(got, want grpcretry.Outcome) bool {
-				full, late := inside.FullOrLate(got)
 				return got.Attempt == want.Attempt && got.Hedge == want.Hedge && got.Result == want.Result &&
-					!full && late == (got.Attempt == tt.attempts)
+					inside.IsLate(got) == (got.Attempt == tt.attempts)
 			})
 			if r.Summary.Succeeded != 1 || r.Groups[0].Attempts != tt.attempts || !same {
 				t.Errorf("%v succeeded after %d attempts, reported %v; want 1 after %d, %v",

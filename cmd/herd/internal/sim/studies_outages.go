@@ -77,10 +77,10 @@ func drain() Study {
 		Name:  "drain",
 		Title: "The calls that have waited, when a target with little to spare returns",
 		See: `1,000 calls a second; the server is down for 9 s, and each call that it rejects costs it 40% of one
-that it serves. When it returns, those who have waited come on top of the load. It copes with
-that, whatever the fleet, because a retry that succeeds after RESOURCE_EXHAUSTED while others are served is not free. A server
-that sends pushback, a turn for each call at half the rate that it has to spare, is hardly overloaded (drain-10%-turns,
-drain-5%-turns). It must not promise more.`,
+that it serves. When it returns, those who have waited come on top of the load. With a fifth of the capacity to spare it copes
+with that, whatever the fleet. With less, few processes that make many calls may keep it down: retries that succeed are free,
+and take the place of calls that are rejected then. Let such a server send pushback, a turn for each call at half the rate that it
+has to spare (drain-10%-turns, drain-5%-turns), or give its clients a ratio of 0.1 and no reserve (drain-10%).`,
 		Vary:     "processes",
 		Values:   fleets,
 		Measures: []Measure{MeasureStable, MeasureFailed, MeasureLoad},
