@@ -297,8 +297,8 @@ func WithBufferLimit(bytes int) CallOption {
 //     always sent; the first one that is answered ends all of this.
 //   - If several calls wait, a ratio budget without a floor keeps its tokens if they are fewer than three for each call:
 //     they wait again in the same way while a retry of one is in flight, and until the trouble has lasted seven times as long as at the
-//     latest failure, but at most for a token's share of half the time that was left then. So nearly all calls of a burst
-//     that nobody follows survive two seconds on the reserve of three.
+//     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all
+//     calls of a burst that nobody follows survive two seconds on the reserve of three.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
 //     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, it is back: if retries in flight have tokens

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,7 +158,9 @@ func TestABurstSurvivesTheOutageOfASlowServer(t *testing.T) {
 				for i := range calls {
 					calls[i] = &timedCall{}
 				}
-				makeCalls(t, server.client(t, WithOverloadBackoff(Constant(tenth))), calls...)
+				var drawn atomic.Int64
+				spread := withRandom(func() float64 { return math.Mod(float64(drawn.Add(1))*math.Phi, 1) })
+				makeCalls(t, server.client(t, spread), calls...)
 				for i, c := range calls {
 					if c.err != nil {
 						t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
