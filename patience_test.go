@@ -189,6 +189,29 @@ func TestARefusedRetryIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// A backoff with full jitter has hardly a shortest wait, which would let a burst spend all tokens within a second.
+func TestABurstWithShortWaitsKeepsTokens(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		away := awayUntil(second)
+		server := serve(t, func(n int) answer {
+			if a := away(n); a.err == nil {
+				return a
+			}
+			return overloaded().after(time.Millisecond)
+		})
+		calls := make([]*timedCall, 10)
+		for i := range calls {
+			calls[i] = &timedCall{}
+		}
+		makeCalls(t, server.fixed(t, 0.01), calls...)
+		for i, c := range calls {
+			if c.err != nil {
+				t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+			}
+		}
+	})
+}
+
 // everyFailure runs a test in a bubble for each of the codes that are retried by default.
 func everyFailure(t *testing.T, name string, f func(t *testing.T, failure answer)) {
 	t.Helper()
