@@ -367,7 +367,8 @@ func (all *allBudgets) check() error {
 // keep the old budget.
 //
 // The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside a Retrier, it acts
-// as the budget of the target "". It cannot be part of [AllBudgets], but newBudget can return
+// as the budget of the target "", which is forgotten like any other: a token that is held for over a minute may then be returned to a
+// new budget. It cannot be part of [AllBudgets], but newBudget can return
 // AllBudgets.
 func PerTarget(newBudget func() Budget) Budget { return newPerTarget(newBudget, nil) }
 
