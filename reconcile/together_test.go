@@ -9,14 +9,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
@@ -262,6 +265,62 @@ func get(ctx context.Context, client *http.Client, url string) error {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// A relay is a service that calls another one.
+type relay struct {
+	echov1.UnimplementedEchoServiceServer
+	next echov1.EchoServiceClient
+}
+
+func (r *relay) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return r.next.Echo(ctx, req)
+}
+
+// A service that has given up on another one says "do not retry", whatever has failed there. The key returns all the same.
+func TestAnOutageFurtherDownEndsNoKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		up := time.Now().Add(time.Second)
+		below := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) {
+			echov1.RegisterEchoServiceServer(s, &backends{fails: func(int) bool { return time.Now().Before(up) }})
+		})
+		service := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) {
+			echov1.RegisterEchoServiceServer(s, &relay{next: echov1.NewEchoServiceClient(below.Dial(grpcretry.WithMaxAttempts(2)))})
+		}, grpc.UnaryInterceptor(grpcretry.UnaryServerInterceptor()))
+		client := echov1.NewEchoServiceClient(service.Dial(grpcretry.WithMaxElapsed(1)))
+		limiter := reconcile.NewRateLimiter[string](newRetrier(t), name)
+		queue := workqueue.NewTypedRateLimitingQueue[string](limiter)
+		queue.Add("a")
+		refused := 0
+		work(queue, func(key string) error {
+			_, err := client.Echo(t.Context(), &echov1.EchoRequest{})
+			if err == nil {
+				queue.ShutDown()
+				return nil
+			}
+			if hint, _ := grpcretry.PushbackFrom(trailerOf(err), nil); hint.Stop {
+				refused++
+			}
+			_, err = limiter.Result(key, err)
+			if errors.Is(err, ctrl.TerminalError(nil)) {
+				queue.ShutDown()
+				t.Errorf("the key has ended: %v", err)
+			}
+			return err
+		})
+		if refused == 0 {
+			t.Error("the service has not forbidden a retry")
+		}
+	})
+}
+
+// trailerOf returns the trailer of a call's last attempt.
+func trailerOf(err error) metadata.MD {
+	var call *grpcretry.Error
+	if errors.As(err, &call) {
+		return call.Attempts[len(call.Attempts)-1].Trailer
 	}
 	return nil
 }
