@@ -329,7 +329,7 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	}
 	taken := insteadOfOne && hasSlots(b) || b.Withdraw(now)
 	if ratio, is := b.(*ratioBudget); is && taken && insteadOfOne {
-		ratio.lent.Add(-1) // the other one's token: its end will not count as one of a retry in flight
+		ratio.lent.Add(-1) // nobody waits for the token of the other one any more
 	}
 	return taken
 }
@@ -367,9 +367,9 @@ func (all *allBudgets) check() error {
 // keep the old budget.
 //
 // The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside a Retrier, it acts
-// as the budget of the target "", which is forgotten like any other: a token that is held for over a minute may then be returned to a
-// new budget. It cannot be part of [AllBudgets], but newBudget can return
-// AllBudgets.
+// as the budget of the target "", which is forgotten like any other: a token that is held for over a
+// minute may then be returned to a new budget. It cannot be part of [AllBudgets], but newBudget can
+// return AllBudgets.
 func PerTarget(newBudget func() Budget) Budget { return newPerTarget(newBudget, nil) }
 
 type perTarget struct {

@@ -283,8 +283,7 @@ func WithBufferLimit(bytes int) CallOption {
 // the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
 // first (for 10 s, if d is shorter and other calls to the target have a longer one). For the call itself, so
 // does the failure of an attempt that a server had for longer than d and 10 s, a quiet stream for example, if others were answered
-// meanwhile. Calls to a target learn
-// from one another:
+// meanwhile. Calls to a target learn from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
 //     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once. It is also
@@ -296,7 +295,7 @@ func WithBufferLimit(bytes int) CallOption {
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
 //     always sent; the first one that is answered ends all of this.
 //   - If several calls wait, a ratio budget without a floor keeps its tokens if they are fewer than three for each call:
-//     they wait again in the same way while a retry of one is in flight, and until the trouble has lasted seven times as long as at the
+//     they wait again in the same way while a retry of theirs is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all
 //     calls of a burst that nobody follows survive two seconds on the reserve of three.
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless

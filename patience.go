@@ -150,7 +150,7 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
-//     the budget is not waited for: stop. Only if it is back, and retries in flight may give their tokens back: wait again
+//     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
 //
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
@@ -189,7 +189,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 // Limits of repeated waits.
 const (
 	shortestRepeat  = 20 * time.Millisecond
-	shortestKeep    = 50 * time.Millisecond // as long as the shortest wait of the default backoff, because other backoffs have none
+	shortestKeep    = 50 * time.Millisecond // the shortest wait of the default backoff; one with full jitter has none of its own
 	longestWhenBack = time.Second           // for a token that a retry in flight holds, when the target is back
 )
 

@@ -220,7 +220,7 @@ func everyFailure(t *testing.T, name string, f func(t *testing.T, failure answer
 	}
 }
 
-// Tokens are kept only if there are fewer than three for each call, and if time refills none.
+// Tokens are kept only if there are fewer than three for each call that waits, and if time refills none.
 func TestTokensThatSufficeAreNotKept(t *testing.T) {
 	for _, tt := range []struct {
 		name string

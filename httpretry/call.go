@@ -41,7 +41,7 @@ func (c *call) attempt(ctx context.Context) error {
 		return c.failed
 	}
 	if c.own != nil {
-		c.own.cancel() // its body may still be in transit
+		c.own.cancel() // the request's body may still be in transit
 	}
 	own := newAttemptContext(c.request.Context(), ctx)
 	c.own = own

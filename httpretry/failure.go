@@ -107,8 +107,8 @@ func (f *failure) Error() string { return f.err.Error() }
 
 func (f *failure) Unwrap() error { return f.err }
 
-// GRPCStatus returns the status that the engine sees. A status that Base's error has
-// comes from somewhere else, such as an RPC for a token.
+// GRPCStatus returns the status that the engine sees. A status that Base's error has comes from
+// somewhere else, such as an RPC for a token.
 func (f *failure) GRPCStatus() *status.Status {
 	return status.New(cmp.Or(f.code, codes.Unknown), f.err.Error())
 }

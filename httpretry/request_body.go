@@ -67,15 +67,19 @@ func (b *requestBody) Close() error {
 
 // afterClose calls f when Base closes the body: immediately if it has done so, or if there is none.
 func (b *requestBody) afterClose(f func()) {
-	if b != nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if !b.closed {
-			b.onClose = f
-			return
-		}
+	if b == nil {
+		f()
+		return
 	}
-	f()
+	b.mu.Lock()
+	closed := b.closed
+	if !closed {
+		b.onClose = f
+	}
+	b.mu.Unlock()
+	if closed {
+		f()
+	}
 }
 
 // release closes the source once, if Base has closed the body and no other attempt can need it, or
