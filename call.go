@@ -239,10 +239,10 @@ func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
 	return m.Dialed(f.cc.Target(), f.cc.CanonicalTarget)
 }
 
-// noteAnswer records that the target answers. In good times, it costs a comparison.
-func (c *call) noteAnswer() {
+// noteAnswer records that the target has answered an attempt. In good times, it costs a comparison.
+func (c *call) noteAnswer(sent instant) {
 	if c.retrier.targets.failing.Load() > 0 {
-		c.retrier.targetOf(&c.facts).answer()
+		c.retrier.targetOf(&c.facts).answer(sent)
 	}
 }
 
@@ -484,7 +484,7 @@ func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
 	o := Outcome{Attempt: int(a.number), Hedge: a.source.isHedge(), Result: r, late: c.contest != nil && r == Succeeded && a.isLate()}
 	if p := c.plan(); p != nil {
-		p.ended(o)
+		p.ended(o, a.start)
 		return
 	}
 	if b, is := c.budget.(*ratioBudget); is && o.answered() {
@@ -496,6 +496,6 @@ func (c *call) deposit(a *attempt, r Result) {
 		c.hedgeBudget.Deposit(o) // dated at the call's end: the window of the default is only a second
 	}
 	if o.answered() {
-		c.noteAnswer()
+		c.noteAnswer(a.start)
 	}
 }

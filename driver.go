@@ -84,13 +84,13 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	case a.Err == nil:
 		p.won = true
 		p.measure(a, now)
-		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, late: p.isLate(a)})
+		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, late: p.isLate(a)}, instantOf(a.Start))
 		return p.export(verdict{do: doEnd})
 	case errors.Is(a.Err, ErrHedgeLost):
 		if p.won {
 			p.measure(a, now)
 		}
-		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Ignored})
+		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Ignored}, instantOf(a.Start))
 		return drive.Step{End: true, Reason: ErrHedgeLost}
 	}
 	p.u = u

@@ -831,7 +831,7 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 
 	// Without this a call that hangs would go on to the end of virtual time.
 	defer time.AfterFunc(24*time.Hour, func() { panic(fmt.Sprintf("seed %d hangs", seed)) }).Stop()
-	r.target.answer() // earlier calls are forgotten
+	r.target.answer(never) // earlier calls are forgotten
 	budget, hedges, delay := &purse{tokens{left: c.tokens}}, &purse{tokens{left: c.hedges}}, &recordedDelay{HedgeDelay: HedgeAfter(c.delay)}
 	got := &hedgedResult{}
 	opts := []grpc.CallOption{WithPolicy(Policy{MaxAttempts: c.attempts, Hedging: &Hedging{Budget: hedges, Delay: delay}}),
@@ -851,9 +851,9 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	for _, other := range c.others {
 		defer time.AfterFunc(other.at, func() {
 			if other.failed {
-				r.target.fail(instantOf(time.Now()), c.patience)
+				r.target.fail(instantNow(), instantNow(), c.patience)
 			} else {
-				r.target.answer()
+				r.target.answer(instantNow())
 			}
 		}).Stop()
 	}

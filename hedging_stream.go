@@ -62,7 +62,7 @@ func (s *retryStream) won(e ending, m any, ahead bool) error {
 	}
 	s.bindTo(at)
 	if !at.isLate() {
-		s.call.noteAnswer()
+		s.call.noteAnswer(at.start)
 	}
 	if e.err == nil {
 		return nil // the application receives the rest, or all if it is ahead

@@ -300,9 +300,10 @@ type passing struct{ *call }
 
 // through makes the call.
 func (c passing) through(run func(context.Context) error) error {
+	start := instantNow()
 	err := c.runWithin(run)
 	if err == nil {
-		c.noteAnswer()
+		c.noteAnswer(start)
 	}
 	return err
 }

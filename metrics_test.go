@@ -123,6 +123,7 @@ func TestMetricsOfACall(t *testing.T) {
 				"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
 				"grpcretry.calls 1 grpcretry.outcome=first_try",
 				"grpcretry.hedges 2 grpcretry.hedge.result=wasted",
+				"grpcretry.target.failing 0.25", // the attempt that was answered was sent before the hedge that failed
 				"grpcretry.wait.duration 2/2s grpcretry.wait_source=hedge_delay",
 			}},
 		{name: "hedge refused", script: script(ok().after(3 * second / 2)),

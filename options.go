@@ -293,8 +293,10 @@ func WithBufferLimit(bytes int) CallOption {
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
-//     always sent; the first one that is answered ends all of this.
-//   - If several calls wait, a ratio budget without a floor keeps its tokens if they are fewer than three for each call:
+//     always sent; the first one that is answered ends all of this. An answer to an attempt that was sent before these
+//     failures began (a second without one separates them from earlier ones) tells nothing: a server that shuts down
+//     goes on with what it has begun.
+//   - If several calls wait, a ratio budget without a floor keeps its tokens:
 //     they wait again in the same way while a retry of theirs is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all
 //     calls of a burst that nobody follows survive two seconds on the reserve of three.

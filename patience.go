@@ -28,7 +28,7 @@ func (w *waiter) isPatient() bool { return w.patience > 0 }
 // answered others meanwhile, the call's own trouble begins anew.
 func (w *waiter) fails(now instant, took time.Duration) trouble {
 	patience := cmp.Or(max(0, w.patience), defaultPatience) // other calls may be patient, and the metrics tell of the target, too
-	known := w.target.fail(now, patience)
+	known := w.target.fail(now, now.Add(-took), patience)
 	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
 		w.firstFailure = now
 	}
@@ -115,18 +115,17 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
-// keeps reports whether a retry must leave its token for later: the target is absent, and a ratio budget without a floor has fewer
-// than three tokens for each call that waits. A retry in flight will tell more, so the others wait for it. If there is none,
+// keeps reports whether a retry must leave its token for later: the target is absent, other calls wait, too, and the budget is a ratio
+// budget without a floor. A retry in flight will tell more, so the others wait for it. If there is none,
 // they wait until the trouble has lasted seven times as long as at the latest failure, so that three tokens last for two seconds. Neither
 // is longer than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits
 // alone waits only for a retry in flight. Of two calls that are due at the same time, only one may go.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
-	waiting := w.target.waiting.Load()
-	if known.since == 0 || waiting < 2 && !known.inFlight() {
+	if known.since == 0 || w.target.waiting.Load() < 2 && !known.inFlight() {
 		return false
 	}
 	_, tokens := scarceIn(l.retryBudget(), l.now)
-	if tokens < window.Whole || tokens >= 3*float64(waiting) {
+	if tokens < window.Whole {
 		return false
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))

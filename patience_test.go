@@ -189,6 +189,40 @@ func TestARefusedRetryIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// A short outage costs few attempts, also if the client has earned many tokens.
+func TestAnOutageCostsFewAttempts(t *testing.T) {
+	for _, lasts := range []time.Duration{2 * tenth, 3 * tenth, 5 * tenth, second, 2 * second} {
+		bubble(t, func(t *testing.T) {
+			start, during, met := time.Now(), 0, 0
+			server := serve(t, func(int) answer {
+				if since := (time.Since(start) - 12*second) % (15 * second); since >= 0 && since < lasts {
+					during++
+					return unavailable()
+				}
+				return ok().after(50 * time.Millisecond)
+			})
+			var calls []*timedCall
+			for at := 3 * time.Millisecond; at < 165*second; at += tenth {
+				if since := (at - 12*second) % (15 * second); since >= 0 && since < lasts {
+					met++
+				}
+				calls = append(calls, &timedCall{at: at})
+			}
+			var drawn atomic.Int64
+			makeCalls(t, server.client(t, withRandom(func() float64 { return math.Mod(float64(drawn.Add(1))*math.Phi, 1) })), calls...)
+			for _, c := range calls {
+				if c.err != nil {
+					t.Errorf("the call at %v ended with %v after %v", c.at, c.err, c.took)
+				}
+			}
+			oneRetry := 1 + float64(tenth)/float64(lasts)
+			if made := float64(during) / float64(met); made > max(1.3, oneRetry) {
+				t.Errorf("an outage of %v costs %.2f attempts for each call, want at most 1.3, or one retry", lasts, made)
+			}
+		})
+	}
+}
+
 // A backoff with full jitter has hardly a shortest wait, which would let a burst spend all tokens within a second.
 func TestABurstWithShortWaitsKeepsTokens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -220,13 +254,12 @@ func everyFailure(t *testing.T, name string, f func(t *testing.T, failure answer
 	}
 }
 
-// Tokens are kept only if there are fewer than three for each call that waits, and if time refills none.
-func TestTokensThatSufficeAreNotKept(t *testing.T) {
+// Tokens are kept only if time refills none.
+func TestTokensThatComeByThemselvesAreNotKept(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		opt  Option
 	}{
-		{"enough", WithRatioBudget(RatioBudget{Reserve: 9})},
 		{"a floor", WithRatioBudget(RatioBudget{Reserve: Nothing, MinPerSecond: 0.3})},
 		{"a rate", WithBudget(NewRateBudget(rate.NewLimiter(0, 9)))},
 		{"concurrency", WithBudget(concurrencyBudgetOf(t, 1))},
@@ -647,18 +680,69 @@ func wantFailing(t *testing.T, r *Retrier, want int32) {
 	}
 }
 
+// A server that begins to fail goes on with what it has begun. Such an answer ends no trouble, so the calls that have no token go on waiting.
+func TestAnAnswerFromBeforeTheTroubleTellsNothing(t *testing.T) {
+	everyFailure(t, "answered 50 ms after the first failure", func(t *testing.T, failure answer) {
+		away := awayUntil(4 * tenth)
+		server := serve(t, func(n int) answer {
+			if n == 0 {
+				return ok().after(tenth + 50*time.Millisecond)
+			}
+			if away(n).err != nil {
+				return failure
+			}
+			return ok()
+		})
+		calls := []*timedCall{{}}
+		for range 10 {
+			calls = append(calls, &timedCall{at: tenth})
+		}
+		makeCalls(t, server.fixed(t, 0.5, WithOverloadBackoff(defaultBackoff)), calls...)
+		for i, c := range calls {
+			if c.err != nil {
+				t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+			}
+		}
+	})
+}
+
+// Of a server that fails now and then, every answer counts. Otherwise the retries to a slow one would wait for an answer to a later call.
+func TestWhichAnswersEndATrouble(t *testing.T) {
+	of := &target{all: newTargets(nil)}
+	at := func(seconds float64) instant { return instantOf(noon.Add(time.Duration(seconds * float64(second)))) }
+	for _, step := range []struct {
+		name                   string
+		failedAt, failedSentAt float64
+		answeredSentAt         float64
+		failing                bool
+	}{
+		{"sent before the attempt that failed", 10, 9, 8.9, true},
+		{"sent with it", 10, 9, 9, false},
+		{"sent before the latest failure, which follows another one closely", 11, 10.9, 9.5, false},
+		{"sent before the first of these failures", 11.5, 11.4, 8.9, true},
+		{"sent before a failure that follows no other closely", 12.6, 12.5, 12.4, true},
+		{"sent after it", 12.6, 12.5, 12.7, false},
+	} {
+		of.fail(at(step.failedAt), at(step.failedSentAt), second)
+		of.answer(at(step.answeredSentAt))
+		if got := of.failing.Load(); got != step.failing {
+			t.Errorf("%s: failing is %v after an answer, want %v", step.name, got, step.failing)
+		}
+	}
+}
+
 // A late response is no answer: a server with a queue longer than the timeout answers every call late.
 func TestALateResponseEndsNoTrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
 	plan.target = of
-	of.fail(instantOf(noon), second)
-	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true})
-	plan.deposit(Outcome{Attempt: 1, Result: Ignored})
+	of.fail(instantOf(noon), instantOf(noon), second)
+	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true}, instantOf(noon))
+	plan.deposit(Outcome{Attempt: 1, Result: Ignored}, instantOf(noon))
 	if !of.failing.Load() {
 		t.Error("a late response has ended the trouble")
 	}
-	plan.deposit(Outcome{Attempt: 1, Result: Answered})
+	plan.deposit(Outcome{Attempt: 1, Result: Answered}, instantOf(noon))
 	if of.failing.Load() {
 		t.Error("an answer has not ended the trouble")
 	}
@@ -1014,7 +1098,7 @@ func TestAPanicWhenATargetAnswersAgain(t *testing.T) {
 			logger := WithLogger(slog.New(panicsAtInfo{slog.DiscardHandler}))
 			r := retrierOf(t, append(opts, WithBackoff(Constant(second)), WithPatience(time.Minute), logger)...)
 			time.AfterFunc(second/2, func() { // so that the retry waits again, which is logged
-				r.targets.Named("passthrough:///echo").fail(instantOf(time.Now()), time.Minute)
+				r.targets.Named("passthrough:///echo").fail(instantNow(), instantNow(), time.Minute)
 			})
 			finished := 0
 			app := openOn(t, server.conn(t, r.DialOptions()...), serverStream, grpc.OnFinish(func(error) { finished++ }))

@@ -218,20 +218,20 @@ func (p *plan) send(now instant) sending {
 
 // ended records the end of an attempt that succeeded, so that the call is over, or was cancelled because
 // the call was over.
-func (p *plan) ended(o Outcome) {
+func (p *plan) ended(o Outcome, sent instant) {
 	p.open--
-	p.deposit(o)
+	p.deposit(o, sent)
 	p.leave()
 }
 
 // deposit reports to the budgets and the target how an attempt ended.
-func (p *plan) deposit(o Outcome) {
+func (p *plan) deposit(o Outcome, sent instant) {
 	if o.Result == Ignored && o.Attempt > 1 { // it will tell nothing, so nobody waits for it
 		p.target.scouted.Store(0)
 	}
 	p.ledger.deposit(o)
 	if o.answered() {
-		p.target.answer() // the last step, because the logger may panic
+		p.target.answer(sent) // the last step, because the logger may panic
 	}
 }
 
@@ -295,8 +295,8 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 		took = 0
 	}
 	replaced := p.isReplaced(f)
-	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
-	p.deposit(f.outcome(p.policy.result(f)))          // before a token is given back, because that may panic, too
+	f.found.retryable = f.found.retryable || replaced                      // found out when it was overdue
+	p.deposit(f.outcome(p.policy.result(f)), now.Add(-f.Attempt.Duration)) // before a token is given back, because that may panic, too
 	if replaced {
 		return p.sendReplacement(now, u)
 	}
@@ -478,7 +478,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
-	p.waiter.fails(now, 0)
+	p.waiter.fails(now, f.Attempt.Duration)
 	return p.retry(v, now, u)
 }
 

@@ -27,6 +27,7 @@ type target struct {
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
+	onset   instant       // guarded by mu; when the first attempt of the latest failures was sent, which followed one another closely
 	anew    instant       // guarded by mu; the same, or 0 if nothing was answered between that trouble and the one before
 	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
 	latest  instant       // guarded by mu; the latest failure
@@ -98,8 +99,8 @@ func (t *target) begun(patience time.Duration) instant {
 	return t.since
 }
 
-// fail records a retryable failure, and returns what is known now.
-func (t *target) fail(now instant, patience time.Duration) trouble {
+// fail records the retryable failure of an attempt, and returns what is known now.
+func (t *target) fail(now, sent instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
@@ -111,11 +112,18 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	if !t.isFailing(now, t.lasts) {
 		t.longAgo, t.lasts = now, patience
 	}
+	if now.Sub(t.latest) > closely {
+		t.onset = sent
+	}
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
 	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers, anew: t.anew}
 }
+
+// Failures follow one another closely if no more time than this lies between two of them. Of a server that fails now and then, every
+// answer counts: its calls would otherwise wait for one to an attempt that was sent after their failure.
+const closely = time.Second
 
 // setFailing needs mu.
 func (t *target) setFailing(on bool) {
@@ -129,12 +137,17 @@ func (t *target) setFailing(on bool) {
 	}
 }
 
-// answer records that a call was answered in time.
-func (t *target) answer() {
+// answer records that an attempt was answered in time. An answer to an attempt that was sent before the onset tells nothing: a server
+// that begins to fail goes on with what it has begun.
+func (t *target) answer(sent instant) {
 	if !t.failing.Load() {
 		return
 	}
 	t.mu.Lock()
+	if sent < t.onset {
+		t.mu.Unlock()
+		return
+	}
 	t.setFailing(false)
 	t.answers++
 	waited := t.logged != nothingToSay
