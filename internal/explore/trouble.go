@@ -25,6 +25,7 @@ const never = time.Duration(-1 << 62)
 // A happening is what the target's state depends on: a retryable failure of an attempt, an answer, or a call that gives up.
 type happening struct {
 	at       time.Duration
+	sent     time.Duration // the attempt
 	answer   bool
 	gaveUp   bool
 	certain  bool          // otherwise it may be none
@@ -34,23 +35,31 @@ type happening struct {
 // A standing is what the calls know about their target at one moment.
 type standing struct {
 	since, latest time.Duration // the first failure since the last answer, and the latest of all; or never
+	onset         time.Duration // when the first attempt was sent of the failures that follow one another closely
 	news          time.Duration // the latest failure, or call that gave up
 	answers       int           // those that have ended a time of failures
 }
 
 func (s standing) after(h happening) standing {
 	switch {
-	case h.answer && s.since == never:
+	case h.answer && (s.since == never || h.sent < s.onset):
 		return s
 	case h.answer:
-		return standing{never, s.latest, s.news, s.answers + 1}
+		s.since = never
+		s.answers++
+		return s
 	case h.gaveUp:
-		return standing{s.since, s.latest, h.at, s.answers}
-	case s.since == never || h.at-s.news > h.patience:
-		return standing{h.at, h.at, h.at, s.answers}
-	default:
-		return standing{s.since, h.at, h.at, s.answers}
+		s.news = h.at
+		return s
 	}
+	if s.since == never || h.at-s.news > h.patience {
+		s.since = h.at
+	}
+	if s.latest == never || h.at-s.latest > time.Second {
+		s.onset = h.sent
+	}
+	s.latest, s.news = h.at, h.at
+	return s
 }
 
 // happenings returns what has happened, in order.
@@ -66,7 +75,10 @@ func (o *observation) happenings() (all []happening) {
 				continue
 			}
 			h, relevant := meaning(e.Attempt, &policy)
-			h.at, h.patience = o.seenAt[number][i], policy.Patience
+			h.at, h.sent, h.patience = o.seenAt[number][i], e.Attempt.Start.Sub(o.start), policy.Patience
+			if e.Attempt.Unsent {
+				h.sent = h.at
+			}
 			d, wasDecided := decided[e.Attempt.Number]
 			switch {
 			case h.answer && e.Attempt.Err == nil && policy.Hedging != nil:
@@ -77,7 +89,7 @@ func (o *observation) happenings() (all []happening) {
 				h.certain = h.certain && (wasDecided || e.Attempt.Err == nil)
 			}
 			if limit := policy.AttemptTimeout; limit > 0 && e.Attempt.Duration >= limit {
-				overdue := happening{at: e.Attempt.Start.Add(limit).Sub(o.start), patience: policy.Patience}
+				overdue := happening{at: e.Attempt.Start.Add(limit).Sub(o.start), sent: h.sent, patience: policy.Patience}
 				if errors.Is(e.Attempt.Err, grpcretry.ErrAttemptTimeout) {
 					overdue.certain, relevant = h.certain, false
 				}
@@ -89,8 +101,8 @@ func (o *observation) happenings() (all []happening) {
 		}
 	}
 	for _, r := range o.results { // a stream's first message is an answer, unless it is late
-		if len(r.replies) > 0 && !r.replies[0].at.IsZero() {
-			all = append(all, happening{at: r.replies[0].at.Sub(o.start), answer: true})
+		if end := o.endOf(r.call); end != nil && len(r.replies) > 0 && !r.replies[0].at.IsZero() {
+			all = append(all, happening{at: r.replies[0].at.Sub(o.start), sent: end.Attempt.Start.Sub(o.start), answer: true})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b happening) int { return cmp.Compare(a.at, b.at) })
@@ -134,27 +146,12 @@ func (o *observation) standings(at time.Duration) []standing {
 	return states
 }
 
-// together returns the states that are possible after what has happened at one time, in any order; or in the middle of it, unless
-// all has happened.
+// together returns the states that are possible after what has happened at one time, in any order, or without what is not certain; or
+// in the middle of it, unless all has happened.
 func together(states []standing, group []happening, all bool) []standing {
 	type path struct {
 		standing
-		failures, answers int
-	}
-	var failures, answers []happening
-	least := path{}
-	for _, h := range group {
-		switch {
-		case h.answer:
-			answers = append(answers, h)
-		default:
-			failures = append(failures, h)
-		}
-		if h.certain && h.answer {
-			least.answers++
-		} else if h.certain {
-			least.failures++
-		}
+		done [2]uint64 // of the group
 	}
 	var paths []path
 	seen, result := map[path]bool{}, map[standing]bool{}
@@ -165,18 +162,31 @@ func together(states []standing, group []happening, all bool) []standing {
 		}
 	}
 	for _, s := range states {
-		reach(path{s, 0, 0})
+		reach(path{standing: s})
 	}
 	for i := 0; i < len(paths); i++ {
-		p := paths[i]
-		if !all || p.failures >= least.failures && p.answers >= least.answers {
+		p, left := paths[i], 0
+		tried := map[happening]bool{}
+		for k, h := range group {
+			bit := uint64(1) << (k % 64)
+			if p.done[k/64]&bit != 0 {
+				continue
+			}
+			left++
+			if tried[h] { // the same as another one
+				continue
+			}
+			tried[h] = true
+			next := p
+			next.done[k/64] |= bit
+			if !h.certain {
+				reach(next)
+			}
+			next.standing = p.after(h)
+			reach(next)
+		}
+		if !all || left == 0 {
 			result[p.standing] = true
-		}
-		if p.failures < len(failures) {
-			reach(path{p.after(failures[p.failures]), p.failures + 1, p.answers})
-		}
-		if p.answers < len(answers) {
-			reach(path{p.after(answers[p.answers]), p.failures, p.answers + 1})
 		}
 	}
 	states = nil
