@@ -680,7 +680,8 @@ func wantFailing(t *testing.T, r *Retrier, want int32) {
 	}
 }
 
-// A server that begins to fail goes on with what it has begun. Such an answer ends no trouble, so the calls that have no token go on waiting.
+// A server that begins to fail goes on with what it has begun. Such an answer ends no trouble, so the calls that have no token go on
+// waiting.
 func TestAnAnswerFromBeforeTheTroubleTellsNothing(t *testing.T) {
 	everyFailure(t, "answered 50 ms after the first failure", func(t *testing.T, failure answer) {
 		away := awayUntil(4 * tenth)
