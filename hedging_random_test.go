@@ -851,7 +851,7 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	for _, other := range c.others {
 		defer time.AfterFunc(other.at, func() {
 			if other.failed {
-				r.target.fail(instantNow(), instantNow(), c.patience)
+				r.target.fail(instantNow(), c.patience)
 			} else {
 				r.target.answer(instantNow())
 			}

@@ -28,7 +28,7 @@ func (w *waiter) isPatient() bool { return w.patience > 0 }
 // answered others meanwhile, the call's own trouble begins anew.
 func (w *waiter) fails(now instant, took time.Duration) trouble {
 	patience := cmp.Or(max(0, w.patience), defaultPatience) // other calls may be patient, and the metrics tell of the target, too
-	known := w.target.fail(now, now.Add(-took), patience)
+	known := w.target.fail(now, patience)
 	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
 		w.firstFailure = now
 	}

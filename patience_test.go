@@ -707,27 +707,33 @@ func TestAnAnswerFromBeforeTheTroubleTellsNothing(t *testing.T) {
 	})
 }
 
-// Of a server that fails now and then, every answer counts. Otherwise the retries to a slow one would wait for an answer to a later call.
+// Answers to attempts that were sent before the failures began end the trouble of a slow server that fails now and then, but not that of
+// one that goes on failing.
 func TestWhichAnswersEndATrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	at := func(seconds float64) instant { return instantOf(noon.Add(time.Duration(seconds * float64(second)))) }
 	for _, step := range []struct {
-		name                   string
-		failedAt, failedSentAt float64
-		answeredSentAt         float64
-		failing                bool
+		name    string
+		failed  []float64 // when attempts fail
+		sent    float64   // when an attempt was sent that is answered then; 0 for none
+		asked   float64
+		failing bool
 	}{
-		{"sent before the attempt that failed", 10, 9, 8.9, true},
-		{"sent with it", 10, 9, 9, false},
-		{"sent before the latest failure, which follows another one closely", 11, 10.9, 9.5, false},
-		{"sent before the first of these failures", 11.5, 11.4, 8.9, true},
-		{"sent before a failure that follows no other closely", 12.6, 12.5, 12.4, true},
-		{"sent after it", 12.6, 12.5, 12.7, false},
+		{"sent before the first failure", []float64{10, 10.9}, 9.9, 11, true},
+		{"no failure follows closely", nil, 9.9, 12, false},
+		{"one does", []float64{20, 21}, 19.9, 21, true},
+		{"another one does", []float64{22}, 0, 23.5, true},
+		{"sent before the latest of the failures", nil, 21.5, 23.5, false},
+		{"a failure that follows no other closely", []float64{30}, 29.9, 30.9, true},
 	} {
-		of.fail(at(step.failedAt), at(step.failedSentAt), second)
-		of.answer(at(step.answeredSentAt))
-		if got := of.failing.Load(); got != step.failing {
-			t.Errorf("%s: failing is %v after an answer, want %v", step.name, got, step.failing)
+		for _, seconds := range step.failed {
+			of.fail(at(seconds), 10*second)
+		}
+		if step.sent > 0 {
+			of.answer(at(step.sent))
+		}
+		if got := of.trouble(at(step.asked), 10*second).since != 0; got != step.failing {
+			t.Errorf("%s: failing is %v, want %v", step.name, got, step.failing)
 		}
 	}
 }
@@ -737,7 +743,7 @@ func TestALateResponseEndsNoTrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
 	plan.target = of
-	of.fail(instantOf(noon), instantOf(noon), second)
+	of.fail(instantOf(noon), second)
 	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true}, instantOf(noon))
 	plan.deposit(Outcome{Attempt: 1, Result: Ignored}, instantOf(noon))
 	if !of.failing.Load() {
@@ -1099,7 +1105,7 @@ func TestAPanicWhenATargetAnswersAgain(t *testing.T) {
 			logger := WithLogger(slog.New(panicsAtInfo{slog.DiscardHandler}))
 			r := retrierOf(t, append(opts, WithBackoff(Constant(second)), WithPatience(time.Minute), logger)...)
 			time.AfterFunc(second/2, func() { // so that the retry waits again, which is logged
-				r.targets.Named("passthrough:///echo").fail(instantNow(), instantNow(), time.Minute)
+				r.targets.Named("passthrough:///echo").fail(instantNow(), time.Minute)
 			})
 			finished := 0
 			app := openOn(t, server.conn(t, r.DialOptions()...), serverStream, grpc.OnFinish(func(error) { finished++ }))

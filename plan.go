@@ -478,7 +478,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
-	p.waiter.fails(now, f.Attempt.Duration)
+	p.waiter.fails(now, 0)
 	return p.retry(v, now, u)
 }
 

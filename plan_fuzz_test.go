@@ -264,7 +264,7 @@ func (d *planDriver) happens() {
 		d.target.answer(instantOf(d.now))
 		d.answered = d.now
 	case event == 9:
-		d.target.fail(instantOf(d.now), instantOf(d.now), d.policy.Patience)
+		d.target.fail(instantOf(d.now), d.policy.Patience)
 		d.failed = d.now
 	default:
 		if f := d.some(); f != nil {

@@ -27,7 +27,7 @@ type target struct {
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
-	onset   instant       // guarded by mu; when the first attempt of the latest failures was sent, which followed one another closely
+	onset   instant       // guarded by mu; the first of the latest failures, which followed one another closely
 	anew    instant       // guarded by mu; the same, or 0 if nothing was answered between that trouble and the one before
 	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
 	latest  instant       // guarded by mu; the latest failure
@@ -37,6 +37,7 @@ type target struct {
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
 	logged  notice        // guarded by mu; the latest that was logged about this trouble
 
+	heard     bool // guarded by mu; an attempt that was sent before the onset has been answered since
 	forgotten bool // guarded by mu; a sweep has found it unused, so only calls that began long ago know it
 }
 
@@ -88,8 +89,15 @@ func (t *target) trouble(now instant, patience time.Duration) trouble {
 // isFailing needs mu. It reports whether the target is failing for a call with that patience. A trouble is over after so long without
 // news, but not before the default patience, unless all calls have a shorter one; then the next failure begins another one.
 func (t *target) isFailing(now instant, patience time.Duration) bool {
-	return t.failing.Load() && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
+	return t.failing.Load() && !t.hasAnswered(now) && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
 }
+
+// hasAnswered needs mu. It reports whether an answer to an attempt that was sent before the onset has ended the trouble: it counts when
+// no other failure has followed closely. Until then it tells nothing, because a server that begins to fail goes on with what it has begun.
+func (t *target) hasAnswered(now instant) bool { return t.heard && now.Sub(t.latest) > closely }
+
+// closely is how soon a failure follows another one that may have the same cause.
+const closely = time.Second
 
 // begun needs mu. It returns since when a failing target is failing for a call with that patience.
 func (t *target) begun(patience time.Duration) instant {
@@ -99,10 +107,15 @@ func (t *target) begun(patience time.Duration) instant {
 	return t.since
 }
 
-// fail records the retryable failure of an attempt, and returns what is known now.
-func (t *target) fail(now, sent instant, patience time.Duration) trouble {
+// fail records a retryable failure, and returns what is known now.
+func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.hasAnswered(now) {
+		t.setFailing(false)
+		t.answers++
+	}
+	t.heard = false
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
 		t.since, t.anew, t.logged = now, 0, nothingToSay
 	}
@@ -113,17 +126,13 @@ func (t *target) fail(now, sent instant, patience time.Duration) trouble {
 		t.longAgo, t.lasts = now, patience
 	}
 	if now.Sub(t.latest) > closely {
-		t.onset = sent
+		t.onset = now
 	}
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
 	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers, anew: t.anew}
 }
-
-// Failures follow one another closely if no more time than this lies between two of them. Of a server that fails now and then, every
-// answer counts: its calls would otherwise wait for one to an attempt that was sent after their failure.
-const closely = time.Second
 
 // setFailing needs mu.
 func (t *target) setFailing(on bool) {
@@ -137,14 +146,14 @@ func (t *target) setFailing(on bool) {
 	}
 }
 
-// answer records that an attempt was answered in time. An answer to an attempt that was sent before the onset tells nothing: a server
-// that begins to fail goes on with what it has begun.
+// answer records that an attempt was answered in time.
 func (t *target) answer(sent instant) {
 	if !t.failing.Load() {
 		return
 	}
 	t.mu.Lock()
 	if sent < t.onset {
+		t.heard = true
 		t.mu.Unlock()
 		return
 	}

@@ -337,14 +337,13 @@ func TestARefusedStreamIsRepeatedAtOnceBesideOthers(t *testing.T) {
 			target, policy := r.targets.Named("x"), r.settings.current().of("").policy
 			start := instantOf(noon)
 			for i := range 5 {
-				at := start.Add(time.Duration(i) * 5 * second)
-				target.fail(at, at, patience)
+				target.fail(start.Add(time.Duration(i)*5*second), patience)
 			}
 			now := start.Add(20 * second)
 			var p plan
 			p.begin(policy, Unlimited, nil, target, now, 0)
 			p.send(now)
-			target.fail(now+1, now+1, patience) // of another call
+			target.fail(now+1, patience) // of another call
 			f := failureOf(1, codes.Unavailable)
 			f.Attempt.Unsent, f.NotRun, f.Refused = true, true, true
 			policy.examine(t.Context(), &f)
