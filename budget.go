@@ -316,10 +316,7 @@ func scarceIn(b Budget, now time.Time) (scarce *ratioBudget, tokens float64) {
 }
 
 // hasLent reports whether b has no token because retries in flight hold some, which they may give back.
-func hasLent(b Budget, now time.Time) bool {
-	scarce, tokens := scarceIn(b, now)
-	return tokens < window.Whole && scarce.lent.Load() > 0
-}
+func (b *ratioBudget) hasLent(now time.Time) bool { return b.Balance(now) < window.Whole && b.lent.Load() > 0 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
 // replaces, which no other retry can get in between.
@@ -413,9 +410,6 @@ func budgetNamed(b Budget, target string) Budget {
 
 // isNil reports whether v is nil, or an interface that holds a nil pointer or function.
 func isNil(v any) bool {
-	if v == nil {
-		return true
-	}
 	r := reflect.ValueOf(v)
-	return (r.Kind() == reflect.Pointer || r.Kind() == reflect.Func) && r.IsNil()
+	return !r.IsValid() || (r.Kind() == reflect.Pointer || r.Kind() == reflect.Func) && r.IsNil()
 }

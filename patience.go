@@ -124,8 +124,8 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	if known.since == 0 || w.target.waiting.Load() < 2 && !known.inFlight() {
 		return false
 	}
-	_, tokens := scarceIn(l.retryBudget(), l.now)
-	if tokens < window.Whole {
+	scarce, tokens := scarceIn(l.retryBudget(), l.now)
+	if scarce == nil || tokens < window.Whole {
 		return false
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))
@@ -144,29 +144,31 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
 //
-//  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
-//     would learn nothing, or tokens are kept for later: wait again. A time that the server named is this call's turn
+//  1. the target is failing, and nothing was answered during the wait, but another attempt was made and failed, so that the retry
+//     would learn nothing, or tokens are kept for later: wait again. The time of a pushback is this call's turn
 //     and is used
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
 //  4. otherwise: wait again
 //
-// If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
+// In the first three seconds of all failures answers do not count for a ratio budget without a floor: it is not clear yet whether the
+// target is overloaded, or absent but for one method. If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
 // another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.pending.answers} // a retry that is due immediately can know nothing new
 	if now > p.pending.since {
 		known = p.trouble(now)
 	}
-	answered := known.answers != p.pending.answers
-	namedByServer := p.pending.repeats == 0 && p.pending.source.isServers()
+	scarce, _ := scarceIn(p.ledger.retryBudget(), p.ledger.now)
+	answered := known.answers != p.pending.answers && (scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= unclear)
+	isItsTurn := p.pending.repeats == 0 && p.pending.source == WaitPushback
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
-	case p.isPatient() && !namedByServer && !answered && (known.latest > p.pending.since ||
+	case p.isPatient() && !isItsTurn && known.since != 0 && !answered && (known.latest > p.pending.since ||
 		p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
@@ -176,7 +178,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
 	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()),
-		answered && !(p.isBack(known, now) && hasLent(p.ledger.retryBudget(), p.ledger.now)):
+		answered && !(p.isBack(known, now) && scarce != nil && scarce.hasLent(p.ledger.now)):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
@@ -187,6 +189,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 
 // Limits of repeated waits.
 const (
+	unclear         = 3 * time.Second // an outage of two seconds, and a second to get a token
 	shortestRepeat  = 20 * time.Millisecond
 	shortestKeep    = 50 * time.Millisecond // the shortest wait of the default backoff; one with full jitter has none of its own
 	longestWhenBack = time.Second           // for a token that a retry in flight holds, when the target is back

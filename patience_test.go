@@ -275,6 +275,30 @@ func TestTokensThatComeByThemselvesAreNotKept(t *testing.T) {
 	}
 }
 
+// Nor are those of a budget that only looks at the moment, or refuses nothing, also if a retry has been sent a moment ago.
+func TestOnlyScarceTokensAreKept(t *testing.T) {
+	of := &target{all: newTargets(nil)}
+	now := instantOf(noon)
+	of.fail(now.Add(-second), 10*second)
+	of.waiting.Store(2)
+	known := of.trouble(now, 10*second)
+	of.scouted.Store(int64(now)) // of another call that is due
+	for _, tt := range []struct {
+		name   string
+		budget Budget
+		kept   bool
+	}{
+		{"tokens that must be earned", realRatioBudget(t, RatioBudget{}), true},
+		{"no tokens", Unlimited, false},
+		{"slots", concurrencyBudgetOf(t, 1), false},
+	} {
+		w := &waiter{target: of, patience: 10 * second}
+		if got := w.keeps(&ledger{budget: tt.budget, now: noon, freeAttempt: 1}, known, &limits{}, now); got != tt.kept {
+			t.Errorf("%s: kept is %v, want %v", tt.name, got, tt.kept)
+		}
+	}
+}
+
 // A tenth of a token, ten times, is a little less than one token. It is enough for a call that waits alone.
 func TestALoneCallUsesItsToken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -394,7 +418,7 @@ func TestOnlyAnAbsentTargetIsWaitedFor(t *testing.T) {
 
 // While a retry in flight has the only token, which it gives back if it succeeds, another call waits for it, if the target is back.
 func TestATokenInUseIsWaitedFor(t *testing.T) {
-	inUse := []string{"a at 0s", "b at 1ms", "answered at 50ms", "a at 100ms"}
+	inUse := []string{"a at 0s", "b at 1ms", "answered at 2s", "a at 4s"}
 	for _, tt := range []struct {
 		name   string
 		budget Option
@@ -402,18 +426,18 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 		then   []string // what follows
 		took   time.Duration
 	}{
-		// At 101 ms, b waits again for half of its 100 ms of trouble, at 151 ms for 75 ms, and at 226 ms for 112.5 ms.
-		{"a ratio budget", WithRatioBudget(RatioBudget{Reserve: 1}), ok(), []string{"b at 338.5ms"}, 0},
-		{"it is used in vain", WithRatioBudget(RatioBudget{Reserve: 1}), unavailable(), nil, 337500 * time.Microsecond},
-		{"a slot", WithBudget(concurrencyBudgetOf(t, 1)), ok(), nil, tenth},
-		{"it is never given back", WithBudget(NewRateBudget(rate.NewLimiter(0, 1))), ok(), nil, tenth},
+		// At 4.001 s, b waits again for half a second.
+		{"a ratio budget", WithRatioBudget(RatioBudget{Reserve: 1}), ok(), []string{"b at 4.501s"}, 0},
+		{"it is used in vain", WithRatioBudget(RatioBudget{Reserve: 1}), unavailable(), nil, 9 * second / 2},
+		{"a slot", WithBudget(concurrencyBudgetOf(t, 1)), ok(), nil, 4 * second},
+		{"it is never given back", WithBudget(NewRateBudget(rate.NewLimiter(0, 1))), ok(), nil, 4 * second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script(unavailable(), unavailable(), ok(), tt.retry.after(2*tenth), ok()))
-				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithMaxAttempts(2), tt.budget)
+				client := server.fixed(t, 0.5, WithBackoff(Constant(4*second)), WithMaxAttempts(2), tt.budget)
 				b := &timedCall{message: "b", at: time.Millisecond}
-				makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "answered", at: tenth / 2})
+				makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "answered", at: 2 * second})
 				wantServed(t, server, append(slices.Clip(inUse), tt.then...)...)
 				if tt.then == nil {
 					wantStop(t, b.err, codes.Unavailable, ErrBudgetExhausted, 1)
@@ -432,14 +456,14 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 func TestATokenInUseIsNotWaitedForIfTheTargetStillFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), unavailable(), ok(), ok().after(second)))
-		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithRatioBudget(RatioBudget{Reserve: 1}))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(4*second)), WithRatioBudget(RatioBudget{Reserve: 1}))
 		b := &timedCall{message: "b", at: time.Millisecond}
-		makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "fails", at: 9 * tenth / 10, opts: onlyOnce},
-			&timedCall{message: "answered", at: 19 * tenth / 20})
-		wantServed(t, server, "a at 0s", "b at 1ms", "fails at 90ms", "answered at 95ms", "a at 100ms")
+		makeCalls(t, client, &timedCall{message: "a"}, b, &timedCall{message: "fails", at: 39 * tenth, opts: onlyOnce},
+			&timedCall{message: "answered", at: 395 * tenth / 10})
+		wantServed(t, server, "a at 0s", "b at 1ms", "fails at 3.9s", "answered at 3.95s", "a at 4s")
 		wantStop(t, b.err, codes.Unavailable, ErrBudgetExhausted, 1)
-		if b.took != tenth {
-			t.Errorf("b took %v, want %v", b.took, tenth)
+		if b.took != 4*second {
+			t.Errorf("b took %v, want 4s", b.took)
 		}
 	})
 }
@@ -680,31 +704,49 @@ func wantFailing(t *testing.T, r *Retrier, want int32) {
 	}
 }
 
-// A server that begins to fail goes on with what it has begun. Such an answer ends no trouble, so the calls that have no token go on
-// waiting.
-func TestAnAnswerFromBeforeTheTroubleTellsNothing(t *testing.T) {
-	everyFailure(t, "answered 50 ms after the first failure", func(t *testing.T, failure answer) {
-		away := awayUntil(4 * tenth)
-		server := serve(t, func(n int) answer {
-			if n == 0 {
-				return ok().after(tenth + 50*time.Millisecond)
-			}
-			if away(n).err != nil {
-				return failure
-			}
-			return ok()
+// An outage of less than two seconds loses no call of a burst because the target answers others meanwhile.
+func TestABurstSurvivesAnOutageThatIsNotTotal(t *testing.T) {
+	info := fail(codes.ResourceExhausted, "drawn", retryInfoOf(tenth))
+	for _, tt := range []struct {
+		name    string
+		failure answer
+		others  []*timedCall // answered
+	}{
+		{"an answer to an attempt that was sent before", unavailable(), []*timedCall{{at: -tenth}}},
+		{"another method works", unavailable(), []*timedCall{{at: tenth}, {at: 2 * tenth}, {at: 4 * tenth}}},
+		{"a wait that is the same for all", info, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				away := awayUntil(7 * tenth)
+				var server *fixture
+				server = serve(t, func(n int) answer {
+					if server.attempts()[n-1].message == "answered" {
+						return ok().after(tenth + 50*time.Millisecond)
+					}
+					if away(n).err != nil {
+						return tt.failure
+					}
+					return ok().after(20 * time.Millisecond)
+				})
+				var calls []*timedCall
+				for range 30 {
+					calls = append(calls, &timedCall{at: tenth})
+				}
+				for _, c := range tt.others {
+					calls = append(calls, &timedCall{message: "answered", at: c.at + tenth})
+				}
+				var drawn atomic.Int64
+				spread := withRandom(func() float64 { return math.Mod(float64(drawn.Add(1))*math.Phi, 1) })
+				makeCalls(t, server.client(t, spread, WithRatioBudget(RatioBudget{Reserve: 10})), calls...)
+				for i, c := range calls {
+					if c.err != nil {
+						t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+					}
+				}
+			})
 		})
-		calls := []*timedCall{{}}
-		for range 10 {
-			calls = append(calls, &timedCall{at: tenth})
-		}
-		makeCalls(t, server.fixed(t, 0.5, WithOverloadBackoff(defaultBackoff)), calls...)
-		for i, c := range calls {
-			if c.err != nil {
-				t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
-			}
-		}
-	})
+	}
 }
 
 // Answers to attempts that were sent before the failures began end the trouble of a slow server that fails now and then, but not that of

@@ -67,6 +67,7 @@ func newTargets(log *logger) *targets {
 // A trouble is what is known about a failing target at one moment. If the target is not failing, since is 0.
 type trouble struct {
 	since, latest instant
+	onset         instant // the first of the failures that followed one another closely up to the latest
 	scouted       instant // when the latest retry was sent
 	answers       int64
 	anew          instant // since, if that was the first failure after an answer; otherwise 0
@@ -79,7 +80,7 @@ func (t trouble) inFlight() bool { return t.scouted > t.latest }
 func (t *target) trouble(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known := trouble{latest: t.latest, scouted: instant(t.scouted.Load()), answers: t.answers}
+	known := trouble{latest: t.latest, onset: t.onset, scouted: instant(t.scouted.Load()), answers: t.answers}
 	if t.isFailing(now, patience) {
 		known.since = t.begun(patience)
 	}
@@ -92,11 +93,11 @@ func (t *target) isFailing(now instant, patience time.Duration) bool {
 	return t.failing.Load() && !t.hasAnswered(now) && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
 }
 
-// hasAnswered needs mu. It reports whether an answer to an attempt that was sent before the onset has ended the trouble: it counts when
-// no other failure has followed closely. Until then it tells nothing, because a server that begins to fail goes on with what it has begun.
+// hasAnswered needs mu. It reports whether the answer to an attempt that was sent before the onset has ended the trouble: it does if
+// no other failure follows closely. A server that begins to fail goes on with what it has begun.
 func (t *target) hasAnswered(now instant) bool { return t.heard && now.Sub(t.latest) > closely }
 
-// closely is how soon a failure follows another one that may have the same cause.
+// closely is how soon a failure follows another one if they may have the same cause.
 const closely = time.Second
 
 // begun needs mu. It returns since when a failing target is failing for a call with that patience.
@@ -152,17 +153,14 @@ func (t *target) answer(sent instant) {
 		return
 	}
 	t.mu.Lock()
-	if sent < t.onset {
-		t.heard = true
-		t.mu.Unlock()
-		return
+	early, waited := sent < t.onset, t.logged != nothingToSay
+	if t.heard = early; !early {
+		t.setFailing(false)
+		t.answers++
+		t.logged = nothingToSay // another answer may be waiting for mu
 	}
-	t.setFailing(false)
-	t.answers++
-	waited := t.logged != nothingToSay
-	t.logged = nothingToSay // another answer may be waiting for mu
 	t.mu.Unlock()
-	if waited {
+	if waited && !early {
 		t.say(answersAgain)
 	}
 }

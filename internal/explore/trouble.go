@@ -35,32 +35,43 @@ type happening struct {
 // A standing is what the calls know about their target at one moment.
 type standing struct {
 	since, latest time.Duration // the first failure since the last answer, and the latest of all; or never
-	onset         time.Duration // when the first attempt was sent of the failures that follow one another closely
+	onset         time.Duration // the first of the failures that follow one another closely
+	heard         bool          // an attempt that was sent before the onset was answered after the latest failure
 	news          time.Duration // the latest failure, or call that gave up
 	answers       int           // those that have ended a time of failures
 }
 
 func (s standing) after(h happening) standing {
 	switch {
-	case h.answer && (s.since == never || h.sent < s.onset):
+	case h.answer && s.since == never:
+		return s
+	case h.answer && h.sent < s.onset:
+		s.heard = true
 		return s
 	case h.answer:
-		s.since = never
+		s.since, s.heard = never, false
 		s.answers++
 		return s
 	case h.gaveUp:
 		s.news = h.at
 		return s
 	}
+	if s.hasAnswered(h.at) {
+		s.since = never
+		s.answers++
+	}
 	if s.since == never || h.at-s.news > h.patience {
 		s.since = h.at
 	}
 	if s.latest == never || h.at-s.latest > time.Second {
-		s.onset = h.sent
+		s.onset = h.at
 	}
-	s.latest, s.news = h.at, h.at
+	s.latest, s.news, s.heard = h.at, h.at, false
 	return s
 }
+
+// hasAnswered reports whether the answer to an early attempt has ended the time of failures.
+func (s standing) hasAnswered(at time.Duration) bool { return s.heard && at-s.latest > time.Second }
 
 // happenings returns what has happened, in order.
 func (o *observation) happenings() (all []happening) {
@@ -143,6 +154,11 @@ func (o *observation) standings(at time.Duration) []standing {
 		states = together(states, all[:n], all[0].at < at)
 		all = all[n:]
 	}
+	for i := range states {
+		if states[i].hasAnswered(at) {
+			states[i].since = never
+		}
+	}
 	return states
 }
 
@@ -217,6 +233,7 @@ type waiting struct {
 	trouble  time.Duration // when the call's first attempt failed
 	first    time.Duration // the wait that the server asks for, or the backoff
 	pushed   bool          // the server asks for it
+	itsTurn  bool          // by a pushback
 	free     bool          // no attempt has reached a server, so that the next is not paid for
 	outcomes []outcome
 	useless  []time.Duration // when an attempt could have learned nothing
@@ -226,7 +243,7 @@ type waiting struct {
 func (j *judgement) waitingAfter(i int) *waiting {
 	w := &waiting{judgement: j, from: j.failedAt(i), trouble: j.failedAt(0)}
 	push, hinted := grpcretry.PushbackFrom(j.attempts[i].Trailer, j.attempts[i].Err)
-	w.first, w.pushed = push.Delay, hinted
+	w.first, w.pushed, w.itsTurn = push.Delay, hinted, hinted && push.Source == grpcretry.WaitPushback
 	switch {
 	case !hinted:
 		w.first = j.backoff(i + 1)
@@ -339,8 +356,11 @@ func (w *waiting) explore() {
 
 // after adds the outcomes that are possible when a part of the wait is over, and returns the part that repeats it, if one may.
 func (w *waiting) after(p part, known standing) (next part, ok bool) {
-	answered := known.answers != p.answers
-	if !w.isPatient() || w.pushed && p.repeats == 0 || answered || known.latest <= p.since { // an attempt could learn something
+	// In the first seconds it is not clear what answers mean.
+	unclear := w.budget == nil && w.policy.Budget != grpcretry.Unlimited && !w.free && p.at-min(known.onset, w.trouble) < 3*time.Second
+	hasAnswered := known.answers != p.answers
+	answered := hasAnswered && !unclear
+	if !w.isPatient() || w.itsTurn && p.repeats == 0 || answered || known.latest <= p.since || known.since == never { // it could learn something
 		granted, refused := w.mayPay(p.at)
 		if granted {
 			w.end(p.at, p.repeats, nil)
@@ -358,14 +378,18 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	if known.since != never {
 		length = max(length, p.at-known.since)
 	}
+	inVain := grpcretry.ErrTargetDown
+	if known.since == never && hasAnswered {
+		length, inVain = min(length, time.Second), grpcretry.ErrBudgetExhausted
+	}
 	wait := max(w.inTime(time.Duration(w.random()*float64(length)), p.at), shortestRepeat)
 	switch reason := w.tooLate(p.at + wait); {
 	case reason != nil:
 		w.end(p.at, p.repeats, reason)
 	case p.at+wait > w.ends(known, p.at):
-		w.end(p.at, p.repeats, grpcretry.ErrTargetDown)
+		w.end(p.at, p.repeats, inVain)
 	default:
-		return part{since: p.at, at: p.at + wait, answers: known.answers, repeats: p.repeats + 1}, true
+		return part{since: p.at, at: p.at + wait, answers: p.answers, repeats: p.repeats + 1}, true
 	}
 	return part{}, false
 }
