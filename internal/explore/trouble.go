@@ -357,7 +357,7 @@ func (w *waiting) explore() {
 // after adds the outcomes that are possible when a part of the wait is over, and returns the part that repeats it, if one may.
 func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	// In the first seconds it is not clear what answers mean.
-	unclear := w.budget == nil && w.policy.Budget != grpcretry.Unlimited && !w.free && p.at-min(known.onset, w.trouble) < 3*time.Second
+	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < 3*time.Second
 	hasAnswered := known.answers != p.answers
 	answered := hasAnswered && !unclear
 	if !w.isPatient() || w.itsTurn && p.repeats == 0 || answered || known.latest <= p.since || known.since == never { // it could learn something
@@ -392,6 +392,12 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 		return part{since: p.at, at: p.at + wait, answers: p.answers, repeats: p.repeats + 1}, true
 	}
 	return part{}, false
+}
+
+// isScarce reports whether a ratio budget without a floor pays for the attempt.
+func (w *waiting) isScarce() bool {
+	budget := fmt.Sprint(w.policy.Budget)
+	return !w.free && strings.HasPrefix(budget, "ratio budget") && !strings.Contains(budget, "a second")
 }
 
 func (w *waiting) end(at time.Duration, repeats int, reason error) {
