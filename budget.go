@@ -315,9 +315,6 @@ func scarceIn(b Budget, now time.Time) (scarce *ratioBudget, tokens float64) {
 	return scarce, tokens
 }
 
-// hasLent reports whether b has no token because retries in flight hold some, which they may give back.
-func (b *ratioBudget) hasLent(now time.Time) bool { return b.Balance(now) < window.Whole && b.lent.Load() > 0 }
-
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
 // replaces, which no other retry can get in between.
 func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {

@@ -178,7 +178,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
 	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()),
-		answered && !(p.isBack(known, now) && scarce != nil && scarce.hasLent(p.ledger.now)):
+		answered && !(p.isBack(known, now) && scarce != nil && scarce.Balance(p.ledger.now) < window.Whole && scarce.lent.Load() > 0):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
