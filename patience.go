@@ -146,7 +146,7 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //
 //  1. the target is failing, and nothing was answered during the wait, but another attempt was made and failed, so that the retry
 //     would learn nothing, or tokens are kept for later: wait again. The time of a pushback is this call's turn
-//     and is used
+//     and is used, and so is that of a RetryInfo if the patience is over
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
@@ -162,7 +162,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	}
 	scarce, _ := scarceIn(p.ledger.retryBudget(), p.ledger.now)
 	answered := known.answers != p.pending.answers && (scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= unclear)
-	isItsTurn := p.pending.repeats == 0 && p.pending.source == WaitPushback
+	isItsTurn := p.pending.repeats == 0 && (p.pending.source == WaitPushback ||
+		p.pending.source == WaitRetryInfo && now >= p.patienceEnds(known, now))
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)

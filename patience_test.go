@@ -655,6 +655,12 @@ func TestATimeThatTheServerNamedIsUsed(t *testing.T) {
 		// b's failure during a's wait does not put off a's turn, and 15 s are not too long for a patience of 10 s.
 		wantServed(t, server, "a at 0s", "b at 14.95s", "a at 15s", "b at 15.05s")
 	})
+	bubble(t, func(t *testing.T) { // after a RetryInfo, there is no patience left for another wait
+		server := serve(t, script(fail(codes.Unavailable, "busy", retryInfoOf(15*second)), unavailable(), ok(), ok()))
+		client := server.fixed(t, 0, WithBackoff(Constant(tenth)), WithMaxAttempts(2))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 14950 * time.Millisecond})
+		wantServed(t, server, "a at 0s", "b at 14.95s", "a at 15s", "b at 15.05s")
+	})
 }
 
 // A target's trouble is nobody else's, whatever the budget.

@@ -233,7 +233,7 @@ type waiting struct {
 	trouble  time.Duration // when the call's first attempt failed
 	first    time.Duration // the wait that the server asks for, or the backoff
 	pushed   bool          // the server asks for it
-	itsTurn  bool          // by a pushback
+	turn     bool          // by a pushback
 	free     bool          // no attempt has reached a server, so that the next is not paid for
 	outcomes []outcome
 	useless  []time.Duration // when an attempt could have learned nothing
@@ -243,7 +243,7 @@ type waiting struct {
 func (j *judgement) waitingAfter(i int) *waiting {
 	w := &waiting{judgement: j, from: j.failedAt(i), trouble: j.failedAt(0)}
 	push, hinted := grpcretry.PushbackFrom(j.attempts[i].Trailer, j.attempts[i].Err)
-	w.first, w.pushed, w.itsTurn = push.Delay, hinted, hinted && push.Source == grpcretry.WaitPushback
+	w.first, w.pushed, w.turn = push.Delay, hinted, hinted && push.Source == grpcretry.WaitPushback
 	switch {
 	case !hinted:
 		w.first = j.backoff(i + 1)
@@ -360,7 +360,8 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < 3*time.Second
 	hasAnswered := known.answers != p.answers
 	answered := hasAnswered && !unclear
-	if !w.isPatient() || w.itsTurn && p.repeats == 0 || answered || known.latest <= p.since || known.since == never { // it could learn something
+	itsTurn := p.repeats == 0 && w.pushed && (w.turn || p.at >= w.ends(known, p.at))
+	if !w.isPatient() || itsTurn || answered || known.latest <= p.since || known.since == never { // it could learn something
 		granted, refused := w.mayPay(p.at)
 		if granted {
 			w.end(p.at, p.repeats, nil)
