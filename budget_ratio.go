@@ -43,7 +43,9 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // retry that succeeds after the attempt timeout: an overloaded server answers every call late. A
 // returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is
-// missing, because calls were answered in the meantime, the token is dropped.
+// missing, because calls were answered in the meantime, the token is dropped. While a retry is in flight its token is out, so a client
+// that makes few calls but bursts of slow ones needs a Reserve of about the size of a burst × the latency ÷ the time that is left after
+// an outage.
 //
 // If everything fails from the first call on,
 //
