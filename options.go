@@ -293,9 +293,9 @@ func WithBufferLimit(bytes int) CallOption {
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
-//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo later than d. The first attempt that is answered ends all of this,
-//     but not one that was sent before the failures began, unless no other failure follows within a second: a
-//     server that begins to fail goes on with what it has begun.
+//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo that is later than d. The first
+//     attempt that is answered ends all of this, but not one that was sent before the failures began, unless no other failure follows
+//     within a second: a server that begins to fail goes on with what it has begun.
 //   - If several calls wait, a ratio budget without a floor keeps its tokens:
 //     they wait again in the same way while a retry of theirs is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all

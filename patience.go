@@ -153,8 +153,9 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //  4. otherwise: wait again
 //
 // In the first three seconds of all failures answers do not count for a ratio budget without a floor: it is not clear yet whether the
-// target is overloaded, or absent but for one method. If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
-// another attempt may have moved it. One that was paid for before is sent without asking the budget again.
+// target is overloaded, or absent but for one method. If other attempts are in flight, they decide instead of a stop. A retry that would
+// start too late by now is given up: the pushback of another attempt may have moved it. One that was paid for before is sent without
+// asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.pending.answers} // a retry that is due immediately can know nothing new
 	if now > p.pending.since {
