@@ -293,9 +293,9 @@ func WithBufferLimit(bytes int) CallOption {
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
-//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo that is later than d. The first
-//     attempt that is answered ends all of this, but not one that was sent before the failures began, unless no other failure follows
-//     within a second: a server that begins to fail goes on with what it has begun.
+//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo that takes more than half of d. The
+//     first attempt that is answered ends all of this, but not one that was sent before the failures began, unless no other failure
+//     follows within a second: a server that begins to fail goes on with what it has begun.
 //   - If several calls wait, a ratio budget without a floor keeps its tokens:
 //     they wait again in the same way while a retry of theirs is in flight, and until the trouble has lasted seven times as long as at the
 //     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all
@@ -303,9 +303,9 @@ func WithBufferLimit(bytes int) CallOption {
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
 //     the target has answered something during its wait: then it is overloaded, and the call ends with
 //     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, it is back: if retries in flight have tokens
-//     that they give back if they succeed, the call waits for those. And for three seconds, from the first of the failures that follow one
-//     another within a second and from the call's own, answers do not count for such a ratio budget: another method may work while this
-//     one is down. Nothing waits for [NewThrottle].
+//     that they give back if they succeed, the call waits for those. And for three seconds (a third of d, if that is less), from the
+//     first of the failures that follow one another within a second and from the call's own, answers do not count for such a ratio
+//     budget: another method may work while this one is down. Nothing waits for [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
 //     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel

@@ -146,7 +146,7 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //
 //  1. the target is failing, and nothing was answered during the wait, but another attempt was made and failed, so that the retry
 //     would learn nothing, or tokens are kept for later: wait again. The time of a pushback is this call's turn
-//     and is used, and so is that of a RetryInfo if the patience is over
+//     and is used, and so is that of a RetryInfo if another wait would take what is left of the patience
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
@@ -162,9 +162,9 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		known = p.trouble(now)
 	}
 	scarce, _ := scarceIn(p.ledger.retryBudget(), p.ledger.now)
-	answered := known.answers != p.pending.answers && (scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= unclear)
-	isItsTurn := p.pending.repeats == 0 && (p.pending.source == WaitPushback ||
-		p.pending.source == WaitRetryInfo && now >= p.patienceEnds(known, now))
+	answered := known.answers != p.pending.answers && (scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= min(unsure, p.patience/3))
+	isItsTurn := p.pending.repeats == 0 && p.pending.source.isServers() &&
+		(p.pending.source == WaitPushback || 2*now.Sub(p.began(known, now)) > p.patience)
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)
@@ -191,7 +191,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 
 // Limits of repeated waits.
 const (
-	unclear         = 3 * time.Second // an outage of two seconds, and a second to get a token
+	unsure          = 3 * time.Second // an outage of two seconds, and a second to get a token; or a third of the patience
 	shortestRepeat  = 20 * time.Millisecond
 	shortestKeep    = 50 * time.Millisecond // the shortest wait of the default backoff; one with full jitter has none of its own
 	longestWhenBack = time.Second           // for a token that a retry in flight holds, when the target is back

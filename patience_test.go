@@ -755,6 +755,56 @@ func TestABurstSurvivesAnOutageThatIsNotTotal(t *testing.T) {
 	}
 }
 
+// A server may ask every call to come back after a time. If they failed at the same time, none makes another wait in vain.
+func TestABurstReturnsWhenTheServerHasAskedTo(t *testing.T) {
+	for _, after := range []time.Duration{3 * second, 5 * second, 8 * second} {
+		bubble(t, func(t *testing.T) {
+			away := awayUntil(second)
+			server := serve(t, func(n int) answer {
+				if away(n).err != nil {
+					return fail(codes.Unavailable, "drawn", retryInfoOf(after))
+				}
+				return ok()
+			})
+			var calls []*timedCall
+			for i := range 10 {
+				calls = append(calls, &timedCall{at: time.Duration(i) * time.Millisecond})
+			}
+			makeCalls(t, server.fixed(t, 0.5), calls...)
+			for i, c := range calls {
+				if want := after * 11 / 10; c.err != nil || c.took != want {
+					t.Errorf("call %d ended with %v after %v, want success after %v", i, c.err, c.took, want)
+				}
+			}
+		})
+	}
+}
+
+// With little patience it is soon clear that a target which answers others is overloaded.
+func TestLittlePatienceForATargetThatAnswersOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var server *fixture
+		server = serve(t, func(n int) answer {
+			if server.attempts()[n-1].message == "answered" {
+				return ok()
+			}
+			return unavailable()
+		})
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithPatience(second),
+			WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing}))
+		a := &timedCall{message: "a"}
+		calls := []*timedCall{a}
+		for at := tenth / 2; at < second; at += tenth / 2 {
+			calls = append(calls, &timedCall{message: "answered", at: at})
+		}
+		makeCalls(t, client, calls...)
+		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if a.took < second/3 || a.took > second/2 {
+			t.Errorf("the call ended after %v, want soon after a third of its patience", a.took)
+		}
+	})
+}
+
 // Answers to attempts that were sent before the failures began end the trouble of a slow server that fails now and then, but not that of
 // one that goes on failing.
 func TestWhichAnswersEndATrouble(t *testing.T) {

@@ -421,8 +421,8 @@ func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant
 	n.at, n.waited = now.Add(v.Wait), waited{v.Wait, v.WaitSource, 0}
 	n.since, n.answers, n.before = now, known.answers, p.progress
 	switch {
-	case v.WaitSource.isServers():
-		p.progress = progress{}
+	case v.WaitSource.isServers(): // only a failure in its second half tells that the time was too early
+		p.progress, n.since = progress{}, now.Add(v.Wait/2)
 	case v.WaitSource == WaitBackoff:
 		p.progress = progress{p.progress.retry + 1, drawn}
 	}

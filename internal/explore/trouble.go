@@ -343,7 +343,11 @@ func (w *waiting) explore() {
 			w.end(w.from, 0, grpcretry.ErrTargetDown)
 			continue
 		}
-		reach(part{since: w.from, at: w.from + wait, answers: known.answers})
+		since := w.from
+		if w.pushed { // only a failure in its second half counts
+			since += wait / 2
+		}
+		reach(part{since: since, at: w.from + wait, answers: known.answers})
 	}
 	for i := 0; i < len(parts) && i < 10_000; i++ {
 		for _, known := range w.standings(parts[i].at) {
@@ -357,10 +361,10 @@ func (w *waiting) explore() {
 // after adds the outcomes that are possible when a part of the wait is over, and returns the part that repeats it, if one may.
 func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	// In the first seconds it is not clear what answers mean.
-	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < 3*time.Second
+	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < min(3*time.Second, w.policy.Patience/3)
 	hasAnswered := known.answers != p.answers
 	answered := hasAnswered && !unclear
-	itsTurn := p.repeats == 0 && w.pushed && (w.turn || p.at >= w.ends(known, p.at))
+	itsTurn := p.repeats == 0 && w.pushed && (w.turn || 2*(p.at-(w.ends(known, p.at)-w.policy.Patience)) > w.policy.Patience)
 	if !w.isPatient() || itsTurn || answered || known.latest <= p.since || known.since == never { // it could learn something
 		granted, refused := w.mayPay(p.at)
 		if granted {
