@@ -118,7 +118,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	}
 	t.heard = false
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
-		t.since, t.anew, t.logged = now, 0, nothingToSay
+		t.since, t.anew = now, 0
 	}
 	if !t.failing.Load() {
 		t.anew = now

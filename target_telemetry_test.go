@@ -261,3 +261,22 @@ func TestTargetsThatAreNotUsedAreForgotten(t *testing.T) {
 		waits.Wait()
 	})
 }
+
+// An answer to an attempt that was sent before the failures began ends the trouble without a line. The next one is then told of together
+// with it.
+func TestATroubleThatEndsWithoutALine(t *testing.T) {
+	logs := &logRecorder{}
+	of := retrierOf(t, WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo}))).targets.Named("x")
+	now := instantOf(noon)
+	for range 2 {
+		of.fail(now, 10*second)
+		of.await()
+		of.answer(now - 1)
+		now = now.Add(2 * second)
+		of.fail(now, 10*second)
+		of.await()
+		of.answer(now)
+		wantLines(t, logs, "target is failing, calls wait for it…", "target answers again…")
+		now = now.Add(2 * second)
+	}
+}
