@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"cmp"
-	"math"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/window"
@@ -161,8 +160,11 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	if now > p.pending.since {
 		known = p.trouble(now)
 	}
-	scarce, _ := scarceIn(p.ledger.retryBudget(), p.ledger.now)
-	answered := known.answers != p.pending.answers && (scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= min(unsure, p.patience/3))
+	scarce, answered := (*ratioBudget)(nil), known.answers != p.pending.answers
+	if answered {
+		scarce, _ = scarceIn(p.ledger.retryBudget(), p.ledger.now)
+		answered = scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= min(unsure, p.patience/3)
+	}
 	isItsTurn := p.pending.repeats == 0 && p.pending.source.isServers() &&
 		(p.pending.source == WaitPushback || 2*now.Sub(p.began(known, now)) > p.patience)
 	switch late := p.tooLate(now, 0); {
@@ -206,20 +208,17 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 		length, ends = min(length, longestWhenBack), ErrBudgetExhausted
 	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
-	reason := p.tooLate(now, wait)
-	if reason == nil && now.Add(wait) > p.patienceEnds(known, now) {
-		reason = ends
+	if late := p.tooLate(now, wait); late != nil {
+		return p.end(late, now)
 	}
-	if reason != nil {
-		return p.end(reason, now)
+	if now.Add(wait) > p.patienceEnds(known, now) {
+		return p.end(ends, now)
 	}
 	if known.since != 0 {
 		p.target.await()
 	}
-	p.pending.since = now // but the answers count from the first wait
-	if p.pending.repeats < math.MaxUint8 {
-		p.pending.repeats++
-	}
+	p.pending.since = now                                           // but the answers count from the first wait
+	p.pending.repeats = max(p.pending.repeats, p.pending.repeats+1) // not past 255
 	p.pending.moveTo(now.Add(wait))
 	p.dueAt = p.pending.at
 	return verdict{}
