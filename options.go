@@ -293,7 +293,7 @@ func WithBufferLimit(bytes int) CallOption {
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
-//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo that takes more than half of d. The
+//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo when more than half of d is over. The
 //     first attempt that is answered ends all of this, but not one that was sent before the failures began, unless no other failure
 //     follows within a second: a server that begins to fail goes on with what it has begun.
 //   - If several calls wait, a ratio budget without a floor keeps its tokens:

@@ -145,7 +145,7 @@ func (w *waiter) isBack(known trouble, now instant) bool {
 //
 //  1. the target is failing, and nothing was answered during the wait, but another attempt was made and failed, so that the retry
 //     would learn nothing, or tokens are kept for later: wait again. The time of a pushback is this call's turn
-//     and is used, and so is that of a RetryInfo if another wait would take what is left of the patience
+//     and is used, and so is that of a RetryInfo if more than half of the patience is over
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
 //  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
 //     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
@@ -217,8 +217,8 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 	if known.since != 0 {
 		p.target.await()
 	}
-	p.pending.since = now                                           // but the answers count from the first wait
-	p.pending.repeats = max(p.pending.repeats, p.pending.repeats+1) // not past 255
+	// The answers count from the first wait, and the repetitions not past 255.
+	p.pending.since, p.pending.repeats = now, max(p.pending.repeats, p.pending.repeats+1)
 	p.pending.moveTo(now.Add(wait))
 	p.dueAt = p.pending.at
 	return verdict{}

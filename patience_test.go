@@ -493,6 +493,13 @@ func TestARetryIsSentIfAnythingWasAnswered(t *testing.T) {
 			&timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
 		wantServed(t, server, "a at 0s", "answered at 25ms", "b at 50ms", "a at 100ms")
 	})
+	bubble(t, func(t *testing.T) { // with the default budget it must be the latest news
+		server := serve(t, script(unavailable(), unavailable(), ok(), ok()))
+		client := server.client(t, WithBackoff(Constant(tenth)))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 4, opts: onlyOnce},
+			&timedCall{message: "answered", at: tenth / 2})
+		wantServed(t, server, "a at 0s", "b at 25ms", "answered at 50ms", "a at 100ms")
+	})
 }
 
 // A retry that would be sent at the very end of the patience is sent.
@@ -718,7 +725,6 @@ func TestABurstSurvivesAnOutageThatIsNotTotal(t *testing.T) {
 		failure answer
 		others  []*timedCall // answered
 	}{
-		{"an answer to an attempt that was sent before", unavailable(), []*timedCall{{at: -tenth}}},
 		{"another method works", unavailable(), []*timedCall{{at: tenth}, {at: 2 * tenth}, {at: 4 * tenth}}},
 		{"a wait that is the same for all", info, nil},
 	} {
@@ -753,6 +759,34 @@ func TestABurstSurvivesAnOutageThatIsNotTotal(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A slow server that begins to fail goes on with what it has begun. Its answers do not make a burst spend its tokens.
+func TestABurstSurvivesTheLastAnswersOfASlowServer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		start := time.Now()
+		server := serve(t, func(int) answer {
+			if now := time.Since(start); now < 2*second || now >= 4*second {
+				return ok().after(2 * second)
+			}
+			return unavailable()
+		})
+		var calls []*timedCall
+		for at := time.Duration(0); at < 2*second; at += tenth {
+			calls = append(calls, &timedCall{at: at})
+		}
+		for range 20 {
+			calls = append(calls, &timedCall{at: 2*second + tenth/2})
+		}
+		var drawn atomic.Int64
+		spread := withRandom(func() float64 { return math.Mod(float64(drawn.Add(1))*math.Phi, 1) })
+		makeCalls(t, server.client(t, spread, WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 10})), calls...)
+		for i, c := range calls {
+			if c.err != nil {
+				t.Errorf("call %d ended with %v after %v", i, c.err, c.took)
+			}
+		}
+	})
 }
 
 // A server may ask every call to come back after a time. If they failed at the same time, none makes another wait in vain.

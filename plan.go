@@ -295,8 +295,9 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 		took = 0
 	}
 	replaced := p.isReplaced(f)
-	f.found.retryable = f.found.retryable || replaced                      // found out when it was overdue
-	p.deposit(f.outcome(p.policy.result(f)), now.Add(-f.Attempt.Duration)) // before a token is given back, because that may panic, too
+	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
+	// Before a token is given back, because that may panic, too.
+	p.deposit(f.outcome(p.policy.result(f)), now.Add(-f.Attempt.Duration))
 	if replaced {
 		return p.sendReplacement(now, u)
 	}

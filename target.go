@@ -27,9 +27,9 @@ type target struct {
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
-	onset   instant       // guarded by mu; the first of the latest failures, which followed one another closely
 	anew    instant       // guarded by mu; the same, or 0 if nothing was answered between that trouble and the one before
 	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
+	onset   instant       // guarded by mu; the first of the failures that followed one another closely up to the latest
 	latest  instant       // guarded by mu; the latest failure
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; the longest patience of the calls that met this trouble: without news for that long, it is over
