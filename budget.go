@@ -256,7 +256,7 @@ func partsOf(b Budget) []Budget {
 }
 
 // release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
-// flight, although its attempt has not ended, and nobody waits for its token. If it has helped, it gives back the token of a ratio
+// flight, although its attempt has not ended. If it has helped, it gives back the token of a ratio
 // budget, too.
 func release(b Budget, helped bool) {
 	for _, one := range partsOf(b) {
@@ -264,7 +264,6 @@ func release(b Budget, helped bool) {
 		case *concurrencyBudget:
 			one.inUse.Add(-1)
 		case *ratioBudget:
-			one.lent.Add(-1)
 			if helped {
 				one.tokens.Return()
 			}
@@ -276,16 +275,13 @@ func release(b Budget, helped bool) {
 // package's budgets come first, so that they learn of it although another one panics.
 func depositIn(b Budget, o Outcome, released, helped bool) {
 	for _, one := range slices.Backward(partsOf(b)) {
-		ratio, isRatio := one.(*ratioBudget)
+		_, isRatio := one.(*ratioBudget)
 		switch {
 		case released && hasSlots(one):
 		case released && helped && isRatio:
 			unpaid := o
 			unpaid.Attempt = 1
 			one.Deposit(unpaid)
-		case released && isRatio:
-			ratio.lent.Add(1) // which Deposit takes back
-			one.Deposit(o)
 		default:
 			one.Deposit(o)
 		}
@@ -300,19 +296,16 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	})
 }
 
-// scarceIn returns the ratio budget without a floor that has the fewest tokens in b, and how many those are; nil and +Inf if there is none.
-// Time does not refill them, and retries that succeed give them back. So they are kept for an absent target, and waited for, see
-// WithPatience.
-func scarceIn(b Budget, now time.Time) (scarce *ratioBudget, tokens float64) {
+// scarceTokens returns the fewest tokens of the ratio budgets without a floor in b; false if there are none. Time does not refill them, and
+// retries that succeed give them back. So they are kept for an absent target, and waited for, see WithPatience.
+func scarceTokens(b Budget, now time.Time) (tokens float64, are bool) {
 	tokens = math.Inf(1)
 	for _, one := range partsOf(b) {
 		if ratio, is := one.(*ratioBudget); is && ratio.settings.MinPerSecond == 0 {
-			if has := ratio.Balance(now); has < tokens {
-				scarce, tokens = ratio, has
-			}
+			tokens, are = min(tokens, ratio.Balance(now)), true
 		}
 	}
-	return scarce, tokens
+	return tokens, are
 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
@@ -321,11 +314,7 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	if all, ok := b.(*allBudgets); ok {
 		return all.withdraw(now, insteadOfOne)
 	}
-	taken := insteadOfOne && hasSlots(b) || b.Withdraw(now)
-	if ratio, is := b.(*ratioBudget); is && taken && insteadOfOne {
-		ratio.lent.Add(-1) // nobody waits for the token of the other one any more
-	}
-	return taken
+	return insteadOfOne && hasSlots(b) || b.Withdraw(now)
 }
 
 // isThrottled reports whether a throttle refuses retries. A6 ends a throttled call immediately, so

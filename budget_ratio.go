@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/window"
@@ -111,7 +110,6 @@ func (s RatioBudget) check() error {
 type ratioBudget struct {
 	settings RatioBudget // never changed
 	tokens   *window.Tokens
-	lent     atomic.Int64 // tokens of retries in flight, most of which give theirs back if they succeed
 }
 
 // perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.
@@ -134,9 +132,6 @@ func (b *ratioBudget) String() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.Attempt > 1 {
-		b.lent.Add(-1)
-	}
 	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
@@ -145,12 +140,5 @@ func (b *ratioBudget) Deposit(o Outcome) {
 	}
 }
 
-func (b *ratioBudget) Withdraw(now time.Time) bool {
-	if !b.tokens.Take(now) {
-		return false
-	}
-	b.lent.Add(1)
-	return true
-}
-
+func (b *ratioBudget) Withdraw(now time.Time) bool   { return b.tokens.Take(now) }
 func (b *ratioBudget) Balance(now time.Time) float64 { return b.tokens.Balance(now) }

@@ -35,14 +35,6 @@ func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 	return b.(*ratioBudget)
 }
 
-// wantNothingLent checks a budget when no retry is in flight.
-func wantNothingLent(t testing.TB, b *ratioBudget) {
-	t.Helper()
-	if lent := b.lent.Load(); lent != 0 {
-		t.Errorf("%d tokens are lent, want none", lent)
-	}
-}
-
 var (
 	success      = Outcome{Attempt: 1, Result: Succeeded}
 	aFailure     = Outcome{Attempt: 1, Result: Failed}

@@ -123,8 +123,8 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	if known.since == 0 || w.target.waiting.Load() < 2 && !known.inFlight() {
 		return false
 	}
-	scarce, tokens := scarceIn(l.retryBudget(), l.now)
-	if scarce == nil || tokens < window.Whole {
+	tokens, scarce := scarceTokens(l.retryBudget(), l.now)
+	if !scarce || tokens < window.Whole {
 		return false
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))
@@ -135,45 +135,57 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now))
 }
 
-// isBack reports whether a target that has answered works again: it is not failing now, and its latest failure was at least a quarter of
-// the call's own trouble ago. An overloaded target, which fails now and then, would otherwise have a queue of calls that wait for tokens.
-func (w *waiter) isBack(known trouble, now instant) bool {
-	return known.since == 0 && 4*now.Sub(known.latest) >= now.Sub(w.firstFailure)
+// answered reports whether the target has answered something since an attempt was decided on, so that it is overloaded, and not absent. In
+// the first three seconds of all failures answers do not count for a ratio budget without a floor: one method may be absent while others
+// work.
+func (w *waiter) answered(n *pending, l *ledger, known trouble, now instant) bool {
+	if known.answers == n.answers {
+		return false
+	}
+	_, scarce := scarceTokens(l.retryBudget(), l.now)
+	return !scarce || now.Sub(min(known.onset, w.firstFailure)) >= min(unsure, w.patience/3)
+}
+
+// isBack reports whether a target that has answered works again, so that a ratio budget without a floor will have tokens soon: it is not
+// failing now, and its latest failure was at least a quarter of the call's own trouble ago. An overloaded target, which fails now and
+// then, would otherwise have a queue of calls that wait for tokens.
+func (w *waiter) isBack(l *ledger, known trouble, now instant) bool {
+	if known.since != 0 || 4*now.Sub(known.latest) < now.Sub(w.firstFailure) {
+		return false
+	}
+	tokens, scarce := scarceTokens(l.retryBudget(), l.now)
+	return scarce && tokens < window.Whole
+}
+
+// isTurn reports whether a server has named the time of an attempt whose wait was not repeated. A RetryInfo is the same for all calls, so
+// its time is a call's turn only if more than half of the patience is over.
+func (w *waiter) isTurn(n *pending, known trouble, now instant) bool {
+	return n.repeats == 0 && (n.source == WaitPushback || n.source == WaitRetryInfo && 2*now.Sub(w.began(known, now)) > w.patience)
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
 //
-//  1. the target is failing, and nothing was answered during the wait, but another attempt was made and failed, so that the retry
-//     would learn nothing, or tokens are kept for later: wait again. The time of a pushback is this call's turn
-//     and is used, and so is that of a RetryInfo if more than half of the patience is over
+//  1. the target is failing, and nothing was answered during the wait; and another attempt was made and failed, so that the retry
+//     would learn nothing, or tokens are kept for later; and it is not this call's turn: wait again
 //  2. there is a token: take it and send, or cut the overdue attempt that is replaced
-//  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
-//     the budget is not waited for: stop. But if it is back, and retries in flight may give their tokens back: wait again
+//  3. the budget is not waited for; or the target has answered something during the wait, and is not back: stop
 //  4. otherwise: wait again
 //
-// In the first three seconds of all failures answers do not count for a ratio budget without a floor: it is not clear yet whether the
-// target is overloaded, or absent but for one method. If other attempts are in flight, they decide instead of a stop. A retry that would
-// start too late by now is given up: the pushback of another attempt may have moved it. One that was paid for before is sent without
-// asking the budget again.
+// If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
+// another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.pending.answers} // a retry that is due immediately can know nothing new
 	if now > p.pending.since {
 		known = p.trouble(now)
 	}
-	scarce, answered := (*ratioBudget)(nil), known.answers != p.pending.answers
-	if answered {
-		scarce, _ = scarceIn(p.ledger.retryBudget(), p.ledger.now)
-		answered = scarce == nil || now.Sub(min(known.onset, p.firstFailure)) >= min(unsure, p.patience/3)
-	}
-	isItsTurn := p.pending.repeats == 0 && p.pending.source.isServers() &&
-		(p.pending.source == WaitPushback || 2*now.Sub(p.began(known, now)) > p.patience)
+	answered := p.answered(&p.pending, &p.ledger, known, now)
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
-	case p.isPatient() && !isItsTurn && known.since != 0 && !answered && (known.latest > p.pending.since ||
-		p.keeps(&p.ledger, known, &p.limits, now)):
+	case p.isPatient() && known.since != 0 && !answered && !p.isTurn(&p.pending, known, now) &&
+		(known.latest > p.pending.since || p.keeps(&p.ledger, known, &p.limits, now)):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {
@@ -181,8 +193,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		}
 		p.dueAt = 0 // until that attempt has ended
 		return verdict{do: action(p.replaces)}
-	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()),
-		answered && !(p.isBack(known, now) && scarce != nil && scarce.Balance(p.ledger.now) < window.Whole && scarce.lent.Load() > 0):
+	case p.open > 0 || !p.isPatient() || isThrottled(p.ledger.retryBudget()), answered && !p.isBack(&p.ledger, known, now):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true

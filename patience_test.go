@@ -452,6 +452,16 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 	}
 }
 
+// So it does for one that other calls earn.
+func TestATokenThatOthersEarnIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), ok(), ok()))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(4*second)), WithRatioBudget(RatioBudget{Ratio: 0.5, Reserve: Nothing}))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "earns", at: 2 * second}, &timedCall{message: "earns", at: 42 * tenth})
+		wantServed(t, server, "a at 0s", "earns at 2s", "earns at 4.2s", "a at 4.5s")
+	})
+}
+
 // A target that has failed a moment ago is not back, although it has answered since: calls that wait for its tokens would be a queue.
 func TestATokenInUseIsNotWaitedForIfTheTargetStillFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -827,7 +837,7 @@ func TestLittlePatienceForATargetThatAnswersOthers(t *testing.T) {
 		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithPatience(second),
 			WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing}))
 		a := &timedCall{message: "a"}
-		calls := []*timedCall{a}
+		calls := []*timedCall{a, {message: "fails, so that the target is not back", at: 3 * tenth}}
 		for at := tenth / 2; at < second; at += tenth / 2 {
 			calls = append(calls, &timedCall{message: "answered", at: at})
 		}

@@ -82,8 +82,7 @@ type planDriver struct {
 	hedges   *accounts
 	slots    Budget // a concurrency budget, or nil
 	slotsAll float64
-	ratios   []*ratioBudget // those of retries and hedges that are such budgets
-	generous bool           // the budget never refuses
+	generous bool // the budget never refuses
 
 	flying     []*flight
 	sent       int
@@ -222,9 +221,7 @@ func (d *planDriver) budget(kind int, a *accounts) Budget {
 			d.slots, d.slotsAll = other, other.Balance(noon)
 		}
 	case 3:
-		ratio := realRatioBudget(d.t, RatioBudget{Ratio: 0.5, Reserve: 1, MinPerSecond: 1})
-		d.ratios = append(d.ratios, ratio)
-		other = ratio
+		other, err = NewRatioBudget(RatioBudget{Ratio: 0.5, Reserve: 1, MinPerSecond: 1})
 	case 4:
 		other, err = NewThrottle(3, 0.5)
 	case 5:
@@ -666,9 +663,6 @@ func (d *planDriver) checkTheEnd() {
 	}
 	if d.slots != nil && d.slots.Balance(d.now) != d.slotsAll {
 		d.t.Errorf("%v of %v slots are free", d.slots.Balance(d.now), d.slotsAll)
-	}
-	for _, b := range d.ratios {
-		wantNothingLent(d.t, b)
 	}
 	if d.limit > 1 && d.retries.reported != d.sent {
 		d.t.Errorf("the budget heard of %d attempts, want the %d that were made", d.retries.reported, d.sent)
