@@ -190,8 +190,11 @@ func (s *retryStream) bindNow() *streamAttempt {
 		s.bindTo(at)
 	default:
 		s.bind = s.call.mode != modeHedged // whose first message decides
+		races := s.phase == phaseRacing
 		s.mu.Unlock()
-		return nil
+		if races || s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
+			return nil
+		} // otherwise no attempt follows
 	}
 	return at
 }

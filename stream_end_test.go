@@ -682,3 +682,33 @@ func TestARetryThatDeliversAMessageIsFree(t *testing.T) {
 		})
 	}
 }
+
+// No attempt follows when the caller has ended a stream, or closed the ClientConn. So Context is that of the attempt, as in gRPC, even
+// while another goroutine finds out about the end.
+func TestContextOfAStreamThatItsCallerHasEnded(t *testing.T) {
+	for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+		for _, script := range []string{"header", "header; hang", "hang"} {
+			for _, how := range []string{"closed", "cancelled"} {
+				t.Run(name+"/"+script+"/"+how, func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						slow := below(func(s grpc.ClientStream) grpc.ClientStream { return trailerDelayed{s} })
+						cc := serveScripts(t, script).conn(t, append(opts, slow)...)
+						app := openOn(t, cc, serverStream)
+						app.play(t, "send a; close; wait 100ms")
+						if how == "closed" {
+							cc.Close()
+						} else {
+							app.cancel()
+						}
+						synctest.Wait()
+						ctx := app.stream.Context()
+						if p, _ := peer.FromContext(ctx); p == nil || ctx.Err() == nil {
+							t.Errorf("the context has the peer %v, and has ended with %v, want those of the attempt", p, ctx.Err())
+						}
+						time.Sleep(time.Minute) // until Trailer has returned
+					})
+				})
+			}
+		}
+	}
+}
