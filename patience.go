@@ -102,16 +102,13 @@ func (p *plan) giveUp(now instant) {
 	}
 }
 
-// spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
-// times as long as that, which spreads the retries of those who wait over as much time as the trouble took. A call that has come into a
-// trouble waits for at least half of what that had lasted by then, or of the patience that is left: an earlier retry costs a
-// token, and saves little.
+// spread returns the wait before a retry: the backoff or, if the target has been failing, at least u times as long as that, which spreads
+// the retries of those who wait over as much time as the trouble took.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
 	if !w.isPatient() || known.since == 0 {
 		return backoff
 	}
-	before := min(cmp.Or(w.firstFailure, now).Sub(known.since), w.patienceEnds(known, now).Sub(now))
-	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
+	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
 }
 
 // keeps reports whether a retry must leave its token for later: the target is absent, other calls wait, too, and the budget is a ratio

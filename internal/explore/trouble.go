@@ -335,9 +335,7 @@ func (w *waiting) explore() {
 			continue
 		}
 		if !w.pushed && w.isPatient() && known.since != never {
-			before := min(min(w.trouble, w.from)-known.since, w.ends(known, w.from)-w.from)
-			longer := w.inTime(time.Duration(min((1+w.random())/2, 1-0x1p-53)*float64(before)), w.from)
-			wait = max(wait, longer, w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from))
+			wait = max(wait, w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from))
 		}
 		if !w.pushed && w.isPatient() && w.from+wait > w.ends(known, w.from) {
 			w.end(w.from, 0, grpcretry.ErrTargetDown)
