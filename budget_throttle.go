@@ -31,9 +31,6 @@ func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 	return t, nil
 }
 
-// throttleSettings are the settings of a throttle.
-type throttleSettings struct{ maxTokens, tokenRatio float64 }
-
 // thousandths returns x in thousandths, cut after the third decimal. It adds a little first, for
 // numbers such as 0.29, whose nearest float is just below.
 func thousandths(x float64) int64 { return int64(x*1000 + 1e-6) }

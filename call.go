@@ -254,6 +254,14 @@ func (c *cold) plan() *plan {
 	return &c.rules
 }
 
+// made returns how many attempts were made.
+func (c *cold) made() int {
+	if c == nil {
+		return 1
+	}
+	return int(c.rules.made)
+}
+
 // history returns the call's failed attempts. It is empty, and must not be changed, as long as there was nothing to
 // decide.
 func (c *cold) history() *history {

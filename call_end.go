@@ -23,7 +23,7 @@ func (c *call) succeed(a *attempt) {
 	}
 	if a.number > 1 || c.retrier.report.watches(&c.facts) {
 		header := c.collect(a)
-		c.retrier.report.callSucceeded(&c.facts, c.history(), a, header)
+		c.retrier.report.callSucceeded(&c.facts, c.history(), c.made(), a, header)
 	}
 	if c.limit != nil || c.options.mixed {
 		c.finish(nil)
@@ -59,7 +59,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 
 		wait:   v.Wait,
 		source: v.WaitSource,
-		made:   c.history().made(0),
+		made:   c.made(),
 
 		tokenless: c.plan().tokenless && (is(v.Reason, ErrTargetDown) || reasons.Of(v.Reason).GivesUpIfReached),
 	}
@@ -88,7 +88,7 @@ func (c *call) end(how *callFailure) {
 	if c.stream != nil {
 		c.stream.ending(how.err)
 	}
-	c.retrier.report.callFailed(&c.facts, c.history(), how)
+	c.retrier.report.callFailed(&c.facts, c.history(), c.made(), how)
 	c.finish(how.err)
 }
 
@@ -118,11 +118,7 @@ func (c *call) endCrashed() {
 		c.stream.ending(errPanicked)
 		c.stream.conclude()
 	}
-	made := 1
-	if p := c.plan(); p != nil {
-		made = int(p.made)
-	}
-	c.retrier.report.callCrashed(&c.facts, made)
+	c.retrier.report.callCrashed(&c.facts, c.made())
 }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
@@ -151,7 +147,6 @@ func causeOf(ctx context.Context) error {
 type history struct {
 	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
 	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
-	highest  int32     // the highest number of an attempt
 	failures int32
 	genuine  error    // the last failure that came from a server or gRPC, not from a timeout or the caller
 	from     *attempt // that it came from; nil if the call has let it go
@@ -201,8 +196,5 @@ func (h *history) keep(a *Attempt) {
 		}
 		h.earlier = append(h.earlier, h.last)
 	}
-	h.last, h.highest = *a, max(h.highest, int32(a.Number))
+	h.last = *a
 }
-
-// made returns the highest attempt number, at least number.
-func (h *history) made(number int) int { return max(number, int(h.highest)) }

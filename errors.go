@@ -22,7 +22,7 @@ import (
 // [Error].
 var (
 	// ErrAttemptsExhausted: all MaxAttempts attempts were made.
-	ErrAttemptsExhausted = reasons.New(reasons.Reason{Word: "exhausted", Text: "no attempts left", GivesUp: true, HedgesGoOn: true})
+	ErrAttemptsExhausted = reasons.New(reasons.Reason{Word: "exhausted", Text: "no attempts left", GivesUp: true})
 	// errCallerRetries: the call was made by a server's handler for a request that a service further up
 	// retries, see [UnaryServerInterceptor]. [errors.Is] finds ErrAttemptsExhausted as well.
 	errCallerRetries = reasons.New(reasons.Reason{
@@ -30,7 +30,7 @@ var (
 	})
 	// ErrBudgetExhausted: this client's budget refused the retry, which was not sent.
 	ErrBudgetExhausted = reasons.New(reasons.Reason{
-		Word: "budget", Text: "client-side retry budget exhausted", GivesUp: true, HedgesGoOn: true, Logged: true,
+		Word: "budget", Text: "client-side retry budget exhausted", GivesUp: true, Logged: true,
 	})
 	// ErrDeadline: the call's deadline would have passed before the next attempt.
 	ErrDeadline = reasons.New(reasons.Reason{Word: "deadline", Text: "deadline too near for another attempt", GivesUpIfReached: true})

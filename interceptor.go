@@ -85,7 +85,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 			done = true
 			return nil
 		}
-		if a, err = c.next(ending{attempt: a, err: err}); c.history().made(0) > 1 || a != nil { // from the first retry on
+		if a, err = c.next(ending{attempt: a, err: err}); c.made() > 1 || a != nil { // from the first retry on
 			replies.Empty(reply)
 		}
 		if a == nil {

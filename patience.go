@@ -35,7 +35,7 @@ func (w *waiter) fails(now instant, took time.Duration) trouble {
 }
 
 // trouble returns what is known of the target now.
-func (w *waiter) trouble(now instant) trouble { return w.target.trouble(now, w.patience) }
+func (w *waiter) trouble(now instant) trouble { return w.target.look(now, w.patience) }
 
 // began returns when the trouble began: at the target's first failure or, if that was earlier, at the call's own.
 func (w *waiter) began(known trouble, now instant) instant {
@@ -77,9 +77,6 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 	case !waits && !affords(b, p.ledger.now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
 	case p.isPatient() && !v.WaitSource.isServers() && now.Add(v.Wait) > p.patienceEnds(known, now), !p.waiter.enter():
-		if p.replaces == 0 { // otherwise the call goes on
-			p.giveUp(now)
-		}
 		return ErrTargetDown
 	case p.policy.dryRun && !affords(b, p.ledger.now, false): // it does not wait for a token, and takes none
 		return ErrBudgetExhausted
@@ -91,16 +88,8 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 // isHedge reports whether the attempt is a hedge: sent beside an earlier one in flight, and not in place of one.
 func (s WaitSource) isHedge() bool { return s == waitHedgeDelay }
 
-// isServers reports whether a server has asked for the wait: when it is over, it is the call's turn.
+// isServers reports whether a server has asked for the wait.
 func (s WaitSource) isServers() bool { return s == WaitPushback || s == WaitRetryInfo }
-
-// giveUp records that the call ends instead of waiting for its target. A dry run records nothing.
-func (p *plan) giveUp(now instant) {
-	if !p.policy.dryRun {
-		p.waiter.exit() // the target tells what the other calls do
-		p.target.giveUp(now)
-	}
-}
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u times as long as that, which spreads
 // the retries of those who wait over as much time as the trouble took.
@@ -117,7 +106,9 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 // is longer than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits
 // alone waits only for a retry in flight. Of two calls that are due at the same time, only one may go.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
-	if known.since == 0 || w.target.waiting.Load() < 2 && !known.inFlight() {
+	scouted := instant(w.target.scouted.Load())
+	inFlight := scouted > known.latest // a retry that was sent after the latest failure
+	if known.since == 0 || w.target.waiting.Load() < 2 && !inFlight {
 		return false
 	}
 	tokens, scarce := scarceTokens(l.retryBudget(), l.now)
@@ -126,10 +117,10 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	}
 	last, _ := limits.capped(w.patienceEnds(known, now))
 	keep := part(min(last.Sub(known.latest), defaultPatience), 1/(2*tokens))
-	if !known.inFlight() {
+	if !inFlight {
 		keep = min(keep, max(shortestKeep, 6*known.latest.Sub(known.since)))
 	}
-	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(known.scouted), int64(now))
+	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(scouted), int64(now))
 }
 
 // answered reports whether the target has answered something since an attempt was decided on, so that it is overloaded, and not absent. In
@@ -247,12 +238,11 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	ends := p.patienceEnds(known, now)
 	switch {
 	case v.Reason != nil:
-		return p.stop(v, false)
+		return p.stop(v, false, now)
 	case now >= ends, f.Function && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
-		p.giveUp(now)
-		return p.stop(verdict{Reason: ErrTargetDown}, false)
+		return p.stop(verdict{Reason: ErrTargetDown}, false, now)
 	}
-	p.accept(v, drawn, known, now)
+	p.accept(f, v, drawn, known, now)
 	if !p.policy.dryRun {
 		p.target.await()
 	}

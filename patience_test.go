@@ -281,7 +281,7 @@ func TestOnlyScarceTokensAreKept(t *testing.T) {
 	now := instantOf(noon)
 	of.fail(now.Add(-second), 10*second)
 	of.waiting.Store(2)
-	known := of.trouble(now, 10*second)
+	known := of.look(now, 10*second)
 	of.scouted.Store(int64(now)) // of another call that is due
 	for _, tt := range []struct {
 		name   string
@@ -874,7 +874,7 @@ func TestWhichAnswersEndATrouble(t *testing.T) {
 		if step.sent > 0 {
 			of.answer(at(step.sent))
 		}
-		if got := of.trouble(at(step.asked), 10*second).since != 0; got != step.failing {
+		if got := of.look(at(step.asked), 10*second).since != 0; got != step.failing {
 			t.Errorf("%s: failing is %v, want %v", step.name, got, step.failing)
 		}
 	}

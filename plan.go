@@ -3,8 +3,6 @@ package grpcretry
 import (
 	"context"
 	"time"
-
-	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A plan holds one call's state and decides what happens next, for retried and hedged calls
@@ -297,7 +295,8 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	replaced := p.isReplaced(f)
 	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
 	// Before a token is given back, because that may panic, too.
-	p.deposit(f.outcome(p.policy.result(f)), now.Add(-f.Attempt.Duration))
+	o := Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: p.policy.result(f), late: f.Attempt.late}
+	p.deposit(o, now.Add(-f.Attempt.Duration))
 	if replaced {
 		return p.sendReplacement(now, u)
 	}
@@ -315,7 +314,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {
 	case reason != nil:
-		return p.stop(verdict{Reason: reason}, !is(reason, ErrPushback) || !f.found.retryable)
+		return p.stop(verdict{Reason: reason}, !is(reason, ErrPushback) || !f.found.retryable, now)
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
@@ -333,7 +332,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	if v.retries() {
 		return p.retry(v, now, u)
 	}
-	return p.stop(v, false)
+	return p.stop(v, false, now)
 }
 
 // pushBack lets no attempt be sent before the time that a server has named.
@@ -363,7 +362,7 @@ func (p *plan) sendReplacement(now instant, u float64) verdict {
 	p.replaces = 0
 	v := verdict{Wait: p.pending.wait, WaitSource: p.pending.source}
 	if v.Reason = p.tooLate(now, max(0, p.pending.at.Sub(now))); v.Reason != nil {
-		return p.stop(v, false)
+		return p.stop(v, false, now)
 	}
 	return p.retry(v, now, u)
 }
@@ -385,10 +384,7 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 		v.Reason = p.refuses(f, v, known, now)
 	}
 	if v.Reason == nil {
-		p.accept(v, drawn, known, now)
-		if f.Refused { // sending it again is no step of the backoff
-			p.progress = p.pending.before
-		}
+		p.accept(f, v, drawn, known, now)
 	}
 	return v
 }
@@ -417,14 +413,14 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 
 // accept schedules the attempt that v allows. A wait that the server asked for restarts the
 // backoff (gRFC A6 #pushback).
-func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant) {
+func (p *plan) accept(f *failure, v verdict, drawn time.Duration, known trouble, now instant) {
 	n := &p.pending
 	n.at, n.waited = now.Add(v.Wait), waited{v.Wait, v.WaitSource, 0}
 	n.since, n.answers, n.before = now, known.answers, p.progress
 	switch {
 	case v.WaitSource.isServers(): // only a failure in its second half tells that the time was too early
 		p.progress, n.since = progress{}, now.Add(v.Wait/2)
-	case v.WaitSource == WaitBackoff:
+	case v.WaitSource == WaitBackoff && !f.Refused: // sending that again is no step of the backoff
 		p.progress = progress{p.progress.retry + 1, drawn}
 	}
 }
@@ -444,16 +440,16 @@ func (p *plan) retry(v verdict, now instant, u float64) verdict {
 	return v
 }
 
-// stop returns a verdict to stop, with what the driver does now. If it is fatal, it ends a hedged call although other
+// stop rules out further attempts. It returns v, with what the driver does now: if it is fatal, it ends a hedged call although other
 // attempts are in flight.
-func (p *plan) stop(v verdict, fatal bool) verdict {
-	if !reasons.Of(v.Reason).HedgesGoOn { // those that do are never fatal
-		p.leave()
-		p.stopped = v.Reason
-	}
+func (p *plan) stop(v verdict, fatal bool, now instant) verdict {
+	p.leave()
+	p.stopped = v.Reason
 	if fatal || p.open == 0 {
 		v.do = doEnd
-		p.dueAt = 0 // of a hedge
+	}
+	if is(v.Reason, ErrTargetDown) && !p.policy.dryRun {
+		p.target.giveUp(now)
 	}
 	return v
 }
@@ -506,11 +502,7 @@ func (p *plan) end(reason error, now instant) verdict {
 		}
 		return p.unreplaced(replaces)
 	}
-	if is(reason, ErrTargetDown) {
-		p.giveUp(now)
-	}
-	p.leave()
-	return verdict{Reason: reason, do: doEnd}
+	return p.stop(verdict{Reason: reason}, false, now)
 }
 
 // hedge decides whether a hedge that is due is sent. If it is not, the attempts in flight
@@ -540,8 +532,4 @@ func (p *plan) hedge(now instant) verdict {
 func (p *plan) putOff(now instant) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.pushed.earliest(now.Add(p.postponed))
-}
-
-func (f *failure) outcome(r Result) Outcome {
-	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, late: f.Attempt.late}
 }

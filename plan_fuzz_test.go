@@ -459,7 +459,7 @@ func (d *planDriver) outlastsPatience(due time.Time) bool {
 		return false
 	}
 	since := d.trouble
-	if s := d.target.trouble(instantOf(d.now), d.policy.Patience).since; s != 0 && s < instantOf(since) {
+	if s := d.target.look(instantOf(d.now), d.policy.Patience).since; s != 0 && s < instantOf(since) {
 		since = s.timeFrom(d.now)
 	}
 	return due.Sub(since) > d.policy.Patience

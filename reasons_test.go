@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/reasons/probe"
@@ -56,14 +55,6 @@ func TestFieldsOfAReason(t *testing.T) {
 			if dry.policy.dryRun = true; gaveUp(dry, tt.reason) {
 				t.Errorf("%+v: a dry run has given up", tt.reason)
 			}
-		}
-	}
-	for _, goOn := range []bool{false, true} {
-		p := plan{policy: &policy{}, delay: time.Second, attemptCounts: attemptCounts{open: 1}}
-		reason := &reasons.Reason{HedgesGoOn: goOn}
-		p.stop(verdict{Reason: reason}, false)
-		if stopped := p.stopped != nil; stopped == goOn {
-			t.Errorf("HedgesGoOn %t: hedging has ended: %t", goOn, stopped)
 		}
 	}
 }

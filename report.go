@@ -181,7 +181,7 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 }
 
 // callSucceeded reports the attempt that succeeded, and with it the call.
-func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, header metadata.MD) {
+func (r *reporter) callSucceeded(f *facts, h *history, made int, a *attempt, header metadata.MD) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
 		var ended Attempt
@@ -194,13 +194,13 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, header metada
 			}
 			r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: ended})
 			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: instantOf(now).Sub(f.start), Attempts: all,
-				start: f.start.timeFrom(now), made: h.made(ended.Number)})
+				start: f.start.timeFrom(now), made: made})
 		}
 	}
 	if r.metrics != nil {
 		r.metrics.callSucceeded(f, h, a)
 	}
-	f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
+	f.spans.end(f, made, int(a.number), nil, nil)
 }
 
 // A callFailure describes the end of a call in which no attempt succeeded.
@@ -213,11 +213,10 @@ type callFailure struct {
 }
 
 // callFailed reports a call's failure. It is the call's last report.
-func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
+func (r *reporter) callFailed(f *facts, h *history, made int, end *callFailure) {
 	if end.gaveUp != nil {
 		r.logger.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
-	made := h.made(end.last.Number)
 	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.verdict.Reason, Wait: end.verdict.Wait,
 			WaitSource: end.verdict.WaitSource, Elapsed: instantOf(end.when).Sub(f.start), start: f.start.timeFrom(end.when), made: made}

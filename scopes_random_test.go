@@ -23,6 +23,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/patterns"
 	"github.com/grpcretry/grpcretry/internal/protos"
+	"github.com/grpcretry/grpcretry/internal/serviceconfig"
 )
 
 var scopeDraws = flag.Int("scopes.draws", 100, "histories of options that TestScopesMatchTheirModel draws")
@@ -256,7 +257,7 @@ func modelOf(p *policy, budgets map[Budget]string, fallback Budget) modelPolicy 
 		m["budget"] = "default"
 	case isEach:
 		m["budget"] = fmt.Sprint(each.settings)
-		if _, throttles := each.settings.(throttleSettings); throttles {
+		if _, throttles := each.settings.(serviceconfig.Throttling); throttles {
 			m["budget"] = "throttle"
 		}
 	default:

@@ -125,7 +125,7 @@ func (o *policyOptions) setConfig(c configPolicies) {
 		each := newPerTarget(func() Budget {
 			b, _ := NewThrottle(t.MaxTokens, t.TokenRatio) // which are valid, see serviceconfig.Parse
 			return b
-		}, throttleSettings{t.MaxTokens, t.TokenRatio})
+		}, *t)
 		o.give(scopeThrottle, partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true})
 	}
 }

@@ -26,14 +26,10 @@ type target struct {
 	scouted atomic.Int64 // the instant at which the latest retry was sent, or is about to be; 0 if it was cancelled
 
 	mu      sync.Mutex
-	since   instant       // guarded by mu; the first failure of the latest trouble
-	anew    instant       // guarded by mu; the same, or 0 if nothing was answered between that trouble and the one before
-	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
-	onset   instant       // guarded by mu; the first of the failures that followed one another closely up to the latest
-	latest  instant       // guarded by mu; the latest failure
+	trouble               // guarded by mu; the latest
+	longAgo instant       // guarded by mu; since, for calls with more than the default patience, which remember for longer
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; the longest patience of the calls that met this trouble: without news for that long, it is over
-	answers int64         // guarded by mu; how often a call was answered while the target was failing
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
 	logged  notice        // guarded by mu; the latest that was logged about this trouble
 
@@ -64,25 +60,30 @@ func newTargets(log *logger) *targets {
 	return all
 }
 
-// A trouble is what is known about a failing target at one moment. If the target is not failing, since is 0.
+// A trouble is what is known about a failing target at one moment.
 type trouble struct {
-	since, latest instant
-	onset         instant // the first of the failures that followed one another closely up to the latest
-	scouted       instant // when the latest retry was sent
-	answers       int64
-	anew          instant // since, if that was the first failure after an answer; otherwise 0
+	since   instant // the first failure; to a call 0 if the target is not failing
+	anew    instant // the same, or 0 if nothing was answered between this trouble and the one before
+	onset   instant // the first of the failures that followed one another closely up to the latest
+	latest  instant // the latest failure
+	answers int64   // how often a call was answered while the target was failing
 }
 
-// inFlight reports whether a retry to a failing target is in flight: it was sent after the latest failure.
-func (t trouble) inFlight() bool { return t.scouted > t.latest }
-
-// trouble returns what is known now.
-func (t *target) trouble(now instant, patience time.Duration) trouble {
+// look returns what a call with that patience can know now.
+func (t *target) look(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known := trouble{latest: t.latest, onset: t.onset, scouted: instant(t.scouted.Load()), answers: t.answers}
-	if t.isFailing(now, patience) {
-		known.since = t.begun(patience)
+	return t.known(now, patience)
+}
+
+// known needs mu. It is look.
+func (t *target) known(now instant, patience time.Duration) trouble {
+	known := t.trouble
+	if patience > defaultPatience {
+		known.since = t.longAgo
+	}
+	if !t.isFailing(now, patience) {
+		known.since = 0
 	}
 	return known
 }
@@ -99,14 +100,6 @@ func (t *target) hasAnswered(now instant) bool { return t.heard && now.Sub(t.lat
 
 // closely is how soon a failure follows another one if they may have the same cause.
 const closely = time.Second
-
-// begun needs mu. It returns since when a failing target is failing for a call with that patience.
-func (t *target) begun(patience time.Duration) instant {
-	if patience > defaultPatience {
-		return t.longAgo
-	}
-	return t.since
-}
 
 // fail records a retryable failure, and returns what is known now.
 func (t *target) fail(now instant, patience time.Duration) trouble {
@@ -132,7 +125,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
-	return trouble{since: t.begun(patience), latest: t.latest, answers: t.answers, anew: t.anew}
+	return t.known(now, patience)
 }
 
 // setFailing needs mu.
@@ -214,7 +207,7 @@ const (
 // await records that a call waits for the target, and not only for its backoff.
 func (t *target) await() { t.sayOnce(callsWait) }
 
-// giveUp records that a call ends because no further wait fits into its patience, or too many calls wait. That counts as
+// giveUp records that a call has ended because no further wait fits into its patience, or too many calls wait. That counts as
 // news, so that a trouble lasts while calls only wait.
 func (t *target) giveUp(now instant) {
 	t.mu.Lock()

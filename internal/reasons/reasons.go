@@ -24,8 +24,6 @@ type Reason struct {
 	GivesUpIfReached bool
 	// GivesUpIfUsedUp: the same if the call had no attempts left.
 	GivesUpIfUsedUp bool
-	// HedgesGoOn: in a hedged call, an attempt that ends for this reason does not rule out a hedge, which may still be allowed later.
-	HedgesGoOn bool
 	// Untouched: a first failure is returned to the caller as it came.
 	Untouched bool
 	// Quiet: no policy would have retried the call.
