@@ -222,17 +222,13 @@ func (b *modelBudget) withdraw() bool {
 type modelTarget struct {
 	failing       bool
 	since, latest time.Duration
-	anew          time.Duration // since, if the target had answered before it; otherwise -1
 	lasts         time.Duration
 	answers       int
 }
 
 func (t *modelTarget) fail(now, patience time.Duration) {
 	if !t.isFailing(now) {
-		t.since, t.anew = now, -1
-		if !t.failing {
-			t.anew = now
-		}
+		t.since = now
 	}
 	t.failing, t.latest, t.lasts = true, now, patience
 }
@@ -379,7 +375,7 @@ func (m *hedgeModel) cutOverdue(number int) {
 // noteFailure is about an attempt that took so long.
 func (m *hedgeModel) noteFailure(took time.Duration) {
 	m.target.fail(m.now, m.patience)
-	if m.trouble = min(m.trouble, m.now); took > max(m.patience, 10*second) && m.target.anew > m.now-took {
+	if m.trouble = min(m.trouble, m.now); took > max(m.patience, 10*second) {
 		m.trouble = m.now
 	}
 }
@@ -749,8 +745,7 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 		return reason
 	}
 	if next.source == WaitBackoff && m.patience > 0 && m.target.isFailing(m.now) {
-		before := min(min(m.now, m.trouble)-m.target.since, m.patienceEnds()-m.now)
-		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)), m.inTime(part(before, (1+m.u)/2)))
+		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
 	}
 	switch {
 	case (!a.timedOut && m.patience == 0 || a.timedOut && m.deadline == 0) && m.payer().left == 0:

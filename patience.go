@@ -23,12 +23,12 @@ type waiter struct {
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
 // fails records the retryable failure of an attempt that a server had for took, for the call and for its target. It
-// returns what is known of the trouble now. If the attempt, a quiet stream for example, has outlasted every patience, and the target has
-// answered others meanwhile, the call's own trouble begins anew.
+// returns what is known of the trouble now. If the attempt, a quiet stream for example, has outlasted the call's patience and the default
+// one, the call's own trouble begins anew.
 func (w *waiter) fails(now instant, took time.Duration) trouble {
 	patience := cmp.Or(max(0, w.patience), defaultPatience) // other calls may be patient, and the metrics tell of the target, too
 	known := w.target.fail(now, patience)
-	if w.firstFailure == 0 || took > max(patience, defaultPatience) && known.anew > now.Add(-took) {
+	if w.firstFailure == 0 || took > max(patience, defaultPatience) {
 		w.firstFailure = now
 	}
 	return known

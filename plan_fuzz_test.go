@@ -348,17 +348,21 @@ func (d *planDriver) fail(f *flight, err error) {
 	}
 	judged := int(d.plan.plan.replaces) == f.Number && err == ErrAttemptTimeout // when it was overdue
 	if f.Code() != codes.NotFound && !forbidsRetry(f.Trailer) && !judged {
-		d.noteFailure()
+		took := d.now.Sub(f.Start)
+		if f.Unsent {
+			took = 0
+		}
+		d.noteFailure(took)
 	}
 	step := d.ended(f, result, float64(d.script.next())/256)
 	d.fatal = f.Code() == codes.NotFound || step.Reason == ErrMayHaveRun
 	d.obey(step)
 }
 
-// noteFailure records a retryable failure.
-func (d *planDriver) noteFailure() {
+// noteFailure records the retryable failure of an attempt that a server had for took.
+func (d *planDriver) noteFailure(took time.Duration) {
 	d.failed = d.now
-	if d.trouble.IsZero() {
+	if d.trouble.IsZero() || took > max(d.policy.Patience, 10*second) {
 		d.trouble = d.now
 	}
 }
@@ -613,7 +617,7 @@ func (d *planDriver) judgeOverdue(f *flight, ask func() drive.Step) {
 		d.t.Errorf("attempt %d is neither cut nor replaced, in a call without a deadline", f.Number)
 	}
 	if int(p.replaces) == f.Number && replaces != f.Number {
-		d.noteFailure()
+		d.noteFailure(0)
 	}
 	d.checkTokens()
 }

@@ -63,7 +63,6 @@ func newTargets(log *logger) *targets {
 // A trouble is what is known about a failing target at one moment.
 type trouble struct {
 	since   instant // the first failure; to a call 0 if the target is not failing
-	anew    instant // the same, or 0 if nothing was answered between this trouble and the one before
 	onset   instant // the first of the failures that followed one another closely up to the latest
 	latest  instant // the latest failure
 	answers int64   // how often a call was answered while the target was failing
@@ -111,10 +110,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 	}
 	t.heard = false
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
-		t.since, t.anew = now, 0
-	}
-	if !t.failing.Load() {
-		t.anew = now
+		t.since = now
 	}
 	if !t.isFailing(now, t.lasts) {
 		t.longAgo, t.lasts = now, patience

@@ -237,6 +237,7 @@ type waiting struct {
 	free     bool          // no attempt has reached a server, so that the next is not paid for
 	outcomes []outcome
 	useless  []time.Duration // when an attempt could have learned nothing
+	endless  bool            // there are too many outcomes to know them all
 }
 
 // waitingAfter returns the wait after an attempt that has reached a server.
@@ -250,6 +251,11 @@ func (j *judgement) waitingAfter(i int) *waiting {
 	case push.Source == grpcretry.WaitRetryInfo:
 		left := min(j.limits()) - w.from - push.Delay
 		w.first += time.Duration(j.random() * float64(max(0, min(push.Delay/5, left))))
+	}
+	for _, a := range j.attempts[1 : i+1] { // a long one has its own
+		if !a.Unsent && a.Duration > max(j.policy.Patience, 10*time.Second) {
+			w.trouble = a.Start.Add(a.Duration).Sub(j.start)
+		}
 	}
 	w.explore()
 	// The trouble may have begun when an attempt was overdue that nothing has replaced in the end.
@@ -347,7 +353,11 @@ func (w *waiting) explore() {
 		}
 		reach(part{since: since, at: w.from + wait, answers: known.answers})
 	}
-	for i := 0; i < len(parts) && i < 10_000; i++ {
+	for i := 0; i < len(parts); i++ {
+		if i >= 10_000 {
+			w.endless = true
+			return
+		}
 		for _, known := range w.standings(parts[i].at) {
 			if next, ok := w.after(parts[i], known); ok {
 				reach(next)
@@ -368,10 +378,11 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 		if granted {
 			w.end(p.at, p.repeats, nil)
 		}
-		if refused && (answered || !w.isPatient() || w.budget == nil) {
+		isBack := w.isScarce() && known.since == never && 4*(p.at-known.latest) >= p.at-w.trouble
+		if refused && (answered && !isBack || !w.isPatient() || w.budget == nil) {
 			w.end(p.at, p.repeats, grpcretry.ErrBudgetExhausted)
 		}
-		if !refused || answered || !w.isPatient() {
+		if !refused || answered && !isBack || !w.isPatient() {
 			return part{}, false
 		}
 	} else {
@@ -460,7 +471,7 @@ const mostRepeats = 255
 
 // mayEnd returns whether the wait may have ended so.
 func (w *waiting) mayEnd(at time.Duration, repeats int, reason error) bool {
-	return slices.ContainsFunc(w.outcomes, func(o outcome) bool {
+	return w.endless || slices.ContainsFunc(w.outcomes, func(o outcome) bool {
 		return (o.at-at).Abs() <= time.Microsecond && (reason != nil || min(o.repeats, mostRepeats) == repeats) && errors.Is(reason, o.reason)
 	})
 }
