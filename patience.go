@@ -108,7 +108,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
 	scouted := instant(w.target.scouted.Load())
 	inFlight := scouted > known.latest // a retry that was sent after the latest failure
-	if known.since == 0 || w.target.waiting.Load() < 2 && !inFlight {
+	if w.target.waiting.Load() < 2 && !inFlight {
 		return false
 	}
 	tokens, scarce := scarceTokens(l.retryBudget(), l.now)
