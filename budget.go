@@ -172,9 +172,9 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 
 func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
 
-// hasSlots reports whether b limits the retries in flight. A new kind of budget must be added to rankOfBudget; also here and to release
-// if a retry holds something of it while in flight, to isThrottled if calls do not wait for its tokens, and to neverAllows if some
-// settings allow nothing.
+// hasSlots reports whether b limits the retries in flight. A new kind of budget must be added to rankOfBudget; also here, to release and
+// to depositIn if a retry holds something of it while in flight, to isThrottled if calls do not wait for its tokens, and to neverAllows if
+// some settings allow nothing.
 func hasSlots(b Budget) bool {
 	_, has := b.(*concurrencyBudget)
 	return has

@@ -15,7 +15,7 @@ import (
 // retries drives a plan.
 
 // A failure is an attempt that failed, together with facts that only the plan's driver knows.
-// The rules read the Attempt's Number, Hedge, Err, Trailer, Peer, Unsent and late; a Classifier may read all of it.
+// The rules read the Attempt's Number, Duration, Hedge, Err, Trailer, Peer, Unsent and late; a Classifier may read all of it.
 type failure struct {
 	Attempt    Attempt
 	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly

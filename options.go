@@ -184,8 +184,8 @@ func WithRetryIf(f func(error) bool) CallOption {
 // replacement is a retry like any other: it follows after its backoff, and is paid for when it is
 // sent. Only then is the slow attempt cancelled; until then it may still respond. If nothing can
 // replace it (after the last attempt, with an empty budget, if the deadline, [WithMaxElapsed] or
-// [WithPatience], which counts from the first timeout, leaves no room, or if a [WithClassifier] says
-// [Stop]), it continues and is judged by its own result, so that a slow response is not turned into a
+// [WithPatience] leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by
+// its own result, so that a slow response is not turned into a
 // failure; the budget earns nothing from it. In a call without a deadline such an attempt ends after d,
 // so that the call cannot hang. The timeout of a service config counts as a deadline; if the
 // config gets or loses it while a call's first attempt runs, gRPC may not end that attempt, and neither may d.
@@ -279,51 +279,56 @@ func WithBufferLimit(bytes int) CallOption {
 }
 
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
-// failing: d counts from the target's first retryable failure after its last call that was answered in time, and from
-// the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
-// first (for 10 s, if d is shorter and other calls to the target have a longer one). For the call itself, so
-// does the failure of an attempt that a server had for longer than d and 10 s, a quiet stream for example, if others were answered
-// meanwhile. Calls to a target learn from one another:
+// failing: d counts from the target's first retryable failure after its last call that was answered
+// in time, and from the call's own first failure. If no attempt fails and no call gives up for as
+// long as the longest patience of the calls that have met the failures (at most 10 s, if d is no
+// longer), the next failure counts as the first. For the call itself, so does the failure of an
+// attempt that a server had for longer than d and 10 s, a quiet stream for example. Calls to a
+// target learn from one another:
 //
-//   - While the target is failing, a wait before a retry is at least u times as long as the failing
-//     has lasted, with u uniform in [0, 1), or as the time left if it would reach the deadline or
+//   - While the target is failing, a backoff is at least u times as long as the failing has lasted,
+//     with u uniform in [0, 1), or as the time left if it would reach the deadline or
 //     [WithMaxElapsed], so that those who wait do not all return at once.
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
-//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a RetryInfo when more than half of d is over. The
-//     first attempt that is answered ends all of this, but not one that was sent before the failures began, unless no other failure
-//     follows within a second: a server that begins to fail goes on with what it has begun.
-//   - If several calls wait, a ratio budget without a floor keeps its tokens:
-//     they wait again in the same way while a retry of theirs is in flight, and until the trouble has lasted seven times as long as at the
-//     latest failure, at least for 50 ms after it, but at most for a token's share of half the time that was left then. So nearly all
-//     calls of a burst that nobody follows survive two seconds on the reserve of three.
-//   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
-//     the target has answered something during its wait: then it is overloaded, and the call ends with
-//     [ErrBudgetExhausted]. But if it has not failed for a quarter of the call's trouble, it is back: if retries in flight have tokens
-//     that they give back if they succeed, the call waits for those. And for three seconds (a third of d, if that is less), from the
-//     first of the failures that follow one another within a second and from the call's own, answers do not count for such a ratio
-//     budget: another method may work while this one is down. Nothing waits for [NewThrottle].
+//     always sent, and so is a retry at the time of a pushback, which is its turn, or of a
+//     RetryInfo if more than half of d is over or nothing has failed in the second half of the
+//     wait. The first attempt that is answered ends all of this; if it was sent before the failures
+//     began, only after a second without another failure: a server that begins to fail goes on with
+//     what it has begun.
+//   - If several calls wait, a ratio budget without a floor keeps its tokens: they wait again in
+//     the same way while a retry of theirs is in flight, and until the trouble has lasted seven
+//     times as long as at the latest failure, at least for 50 ms after it, but at most for a
+//     token's share of half the time, up to 10 s, that was left then. So nearly all calls of a
+//     burst that nobody follows survive two seconds on the reserve of three.
+//   - Only an absent target is waited for. If the budget refuses a retry, the call waits again,
+//     unless the target has answered something during its wait: then it is overloaded, and the call
+//     ends with [ErrBudgetExhausted]. There are two exceptions for such a ratio budget. A target
+//     that has not failed for a quarter of the call's trouble is back, and a token will come. And
+//     for three seconds (a third of d, if that is less) after the call's own first failure or, if
+//     that was earlier, the first of those that follow one another within a second, answers do not
+//     count: another method may work while this one is down. Nothing waits for [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
-//     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel
-//     with a short [grpc.WithIdleTimeout] becomes idle meanwhile, and drops a connection that it
-//     is making: it is woken at the times of gRPC's default backoff, and after a drop one of the
+//     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel with
+//     a short [grpc.WithIdleTimeout] becomes idle meanwhile, and drops a connection that it is
+//     making: it is woken at the times of gRPC's default backoff, and after a drop one of the
 //     waiting calls sends its attempt early, which keeps the channel awake.
 //
-// No wait is started that would outlast d, not even a backoff (only the one after a connection may), and at most 10,000 calls
-// wait for one target. Other calls whose attempt fails end immediately, with the last status and
-// [ErrTargetDown]: a target that is gone holds nobody up. A wait that the server asks for may
-// outlast d, but counts for the waits after it: where servers ask for long ones, set a longer d. The
-// deadline and [WithMaxElapsed] end a wait earlier.
+// No wait is started that would outlast d, not even a backoff (only the one after a connection
+// may), and at most 10,000 calls wait for one target. Other calls whose attempt fails end
+// immediately, with the last status and [ErrTargetDown]: a target that is gone holds nobody up. A
+// wait that the server asks for may outlast d, but counts for the waits after it: where servers ask
+// for long ones, set a longer d. The deadline and [WithMaxElapsed] end a wait earlier.
 //
-// d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
-// token or a connection they end, as soon as an attempt has failed or, later, when the retry is due.
-// With less than the first backoff, only retries whose time the server names are made, which is logged
-// ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits of an
-// [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up
-// to, at most two days; beside a Backoff of another type with long waits, or many attempts by the default backoff, set it.
-// A later WithPatience replaces an earlier one.
+// d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without
+// a token or a connection they end, as soon as an attempt has failed or, later, when the retry is
+// due. With less than the first backoff, only retries whose time the server names are made, which
+// is logged ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits
+// of an [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff]
+// can add up to, at most two days; beside a Backoff of another type with long waits, or many
+// attempts by the default backoff, set it. A later WithPatience replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {
 	return newCallOption("WithPatience", fieldPatience, Policy{Patience: cmp.Or(d, -1)}, checkNotNegative(d))
 }

@@ -56,7 +56,7 @@ func (w *waiter) enter() bool {
 	return true
 }
 
-// exit is the opposite of enter, also if the call does not wait.
+// exit undoes enter. It does nothing if the call is not counted.
 func (w *waiter) exit() {
 	if w.waiting {
 		w.waiting = false
@@ -64,8 +64,8 @@ func (w *waiter) exit() {
 	}
 }
 
-// refuses returns why the wait of v is not started although it fits: the patience would end before it
-// (rule 9), too many calls wait already, or there is no token and none is waited for.
+// refuses applies rule 9. It returns why the wait of v is not started although it fits: there is no token and none is waited for,
+// the patience would end before it, or too many calls wait already.
 func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error {
 	payer := p.ledger.whoPays(retriesPay)
 	b := p.ledger.budgetOf(payer)
@@ -195,7 +195,7 @@ const (
 	unsure          = 3 * time.Second // an outage of two seconds, and a second to get a token; or a third of the patience
 	shortestRepeat  = 20 * time.Millisecond
 	shortestKeep    = 50 * time.Millisecond // the shortest wait of the default backoff; one with full jitter has none of its own
-	longestWhenBack = time.Second           // for a token that a retry in flight holds, when the target is back
+	longestWhenBack = time.Second           // for a token, when the target is back
 )
 
 // waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.

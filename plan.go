@@ -267,8 +267,8 @@ func (p *plan) undecide() {
 //  7. MaxAttempts attempts were made, or one if a service further up retries, or the function cannot be called again: stop
 //  8. the server asks for a wait that is longer than MaxServerDelay, or the wait (pushback, or else RetryInfo, or else the
 //     backoff for the code) would reach the deadline or MaxElapsed: stop
-//  9. the wait would outlast the target's patience, too many calls wait for the target, or the budget has no token and the
-//     call may not wait for one: stop
+//  9. the budget has no token and the call may not wait for one, the wait would outlast the target's patience, or too many calls
+//     wait for the target: stop
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts

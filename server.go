@@ -86,8 +86,8 @@ func PreviousAttempts(ctx context.Context) int { return wire.PreviousAttempts(ct
 //     server further down said "do not retry") and the handler then fails, the response says "do not
 //     retry", as [SetNoRetry] does: this service has made the attempts that there are to make, and each
 //     retry by its caller would make them all again. It says so even if the handler fails for another
-//     reason, because that cannot be known, and even if it has called [SetPushback]. A call that waited
-//     for a connection in vain has not given up, and for one that was left to gRPC's own retries (see
+//     reason, because that cannot be known, and even if it has called [SetPushback]. A call whose
+//     patience was over has not given up, and for one that was left to gRPC's own retries (see
 //     [WithBuiltInRetryDisabled]) that is not known, unless a server further down said "do not retry".
 //   - If the request is a retry of which an earlier attempt got no response, or is made by another
 //     service for such a request, the calls that the handler makes are not retried or hedged, and they

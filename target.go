@@ -15,7 +15,7 @@ import (
 // many calls wait for it. Calls report their failures to it and, while it is failing, their answers. It is
 // safe for concurrent use.
 //
-// A target is failing from the first retryable failure after its last answered call until a call is answered. After
+// A target is failing from the first retryable failure after its last answered call until an attempt is answered, see answer. After
 // a Patience without news, the next failure counts as the first again.
 type target struct {
 	name string // in gRPC's canonical form, or a function's
@@ -31,7 +31,7 @@ type target struct {
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; the longest patience of the calls that met this trouble: without news for that long, it is over
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
-	logged  notice        // guarded by mu; the latest that was logged about this trouble
+	logged  notice        // guarded by mu; the latest that was logged since the last answer
 
 	heard     bool // guarded by mu; an attempt that was sent before the onset has been answered since
 	forgotten bool // guarded by mu; a sweep has found it unused, so only calls that began long ago know it
@@ -190,7 +190,7 @@ func (t *target) enter() bool {
 // exit counts one waiting call fewer.
 func (t *target) exit() { t.waiting.Add(-1) }
 
-// A notice is something that is logged once about a trouble.
+// A notice is something that is logged once until the target answers.
 type notice int
 
 const (

@@ -92,10 +92,10 @@ func Example_budget() {
 	//   1.575s stop exhausted
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   7.727344s stop target_down
+	//   6.398438s stop target_down
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   0s stop target_down instead of wait 4.651172s backoff
+	//   0s stop target_down instead of wait 3.986719s backoff
 }
 
 // A stream is retried until the application has received something.

@@ -360,7 +360,7 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 func TestExplainRecommendsWhatHolds(t *testing.T) {
 	t.Parallel()
 	looksAtFigures(t)
-	for _, args := range []string{"-headroom 20%", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
+	for _, args := range []string{"-headroom 5%", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
 		e := explanationOf(t, ""+args)
 		r, err := e.recommend(t.Context())
 		if err != nil {
