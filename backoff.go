@@ -238,3 +238,9 @@ func (s WaitSource) String() string {
 	}
 	return waitSourceNames[s]
 }
+
+// isHedge reports whether the attempt is a hedge: sent beside an earlier one in flight, and not in place of one.
+func (s WaitSource) isHedge() bool { return s == waitHedgeDelay }
+
+// isServers reports whether a server has asked for the wait.
+func (s WaitSource) isServers() bool { return s == WaitPushback || s == WaitRetryInfo }

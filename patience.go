@@ -85,12 +85,6 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 	}
 }
 
-// isHedge reports whether the attempt is a hedge: sent beside an earlier one in flight, and not in place of one.
-func (s WaitSource) isHedge() bool { return s == waitHedgeDelay }
-
-// isServers reports whether a server has asked for the wait.
-func (s WaitSource) isServers() bool { return s == WaitPushback || s == WaitRetryInfo }
-
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u times as long as that, which spreads
 // the retries of those who wait over as much time as the trouble took.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
