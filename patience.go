@@ -95,10 +95,11 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 }
 
 // keeps reports whether a retry must leave its token for later: the target is absent, other calls wait, too, and the budget is a ratio
-// budget without a floor. A retry in flight will tell more, so the others wait for it. If there is none,
-// they wait until the trouble has lasted seven times as long as at the latest failure, so that three tokens last for two seconds. Neither
-// is longer than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits
-// alone waits only for a retry in flight. Of two calls that are due at the same time, only one may go.
+// budget without a floor. A retry in flight will tell more, so the others wait for it. If there is none, they wait until the trouble has
+// lasted seven times as long as at the latest failure (six times longer), so that three tokens last for two seconds. Neither is longer
+// than a token's share of half the time that was left at the latest failure, at most the default patience. A call that waits alone waits
+// only for a retry in flight. A retry that is not kept counts as in flight from now on, so that of two calls that are due at the same time
+// only one goes.
 func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bool {
 	scouted := instant(w.target.scouted.Load())
 	inFlight := scouted > known.latest // a retry that was sent after the latest failure
@@ -118,8 +119,8 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 }
 
 // answered reports whether the target has answered something since an attempt was decided on, so that it is overloaded, and not absent. In
-// the first three seconds of all failures answers do not count for a ratio budget without a floor: one method may be absent while others
-// work.
+// the first three seconds of the failures, or of the call's own if those began earlier, answers do not count for a ratio budget without a
+// floor: one method may be absent while others work.
 func (w *waiter) answered(n *pending, l *ledger, known trouble, now instant) bool {
 	if known.answers == n.answers {
 		return false
