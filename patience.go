@@ -86,12 +86,17 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 }
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u times as long as that, which spreads
-// the retries of those who wait over as much time as the trouble took.
+// the retries of those who wait over as much time as the trouble took. If that is longer than the time left, or the patience left, it is
+// u times what is left.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
 	if !w.isPatient() || known.since == 0 {
 		return backoff
 	}
-	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
+	share := l.inTime(part(now.Sub(known.since), u), now, u)
+	if left := w.patienceEnds(known, now).Sub(now); share > left {
+		share = part(left, u)
+	}
+	return max(backoff, share)
 }
 
 // keeps reports whether a retry must leave its token for later: the target is absent, other calls wait, too, and the budget is a ratio
@@ -115,7 +120,7 @@ func (w *waiter) keeps(l *ledger, known trouble, limits *limits, now instant) bo
 	if !inFlight {
 		keep = min(keep, max(shortestKeep, 6*known.latest.Sub(known.since)))
 	}
-	return now < known.latest.Add(keep) || !w.target.scouted.CompareAndSwap(int64(scouted), int64(now))
+	return now < known.latest.Add(keep) || scouted >= now || !w.target.scouted.CompareAndSwap(int64(scouted), int64(now))
 }
 
 // answered reports whether the target has answered something since an attempt was decided on, so that it is overloaded, and not absent. In
@@ -126,14 +131,19 @@ func (w *waiter) answered(n *pending, l *ledger, known trouble, now instant) boo
 		return false
 	}
 	_, scarce := scarceTokens(l.retryBudget(), l.now)
-	return !scarce || now.Sub(min(known.onset, w.firstFailure)) >= min(unsure, w.patience/3)
+	return !scarce || now.Sub(min(known.onset, w.firstFailure)) >= w.unsure()
 }
 
+// unsure is how long it is not clear what answers mean: an outage of two seconds, and a second to get a token; or a third of the patience.
+func (w *waiter) unsure() time.Duration { return min(3*time.Second, w.patience/3) }
+
 // isBack reports whether a target that has answered works again, so that a ratio budget without a floor will have tokens soon: it is not
-// failing now, and its latest failure was at least a quarter of the call's own trouble ago. An overloaded target, which fails now and
-// then, would otherwise have a queue of calls that wait for tokens.
+// failing now, its latest failure was at least a quarter of the call's own trouble ago, and a retry that may give its token back was sent
+// since, or other news is as young. An overloaded target, which fails now and then, would otherwise have a queue of calls that wait for
+// tokens.
 func (w *waiter) isBack(l *ledger, known trouble, now instant) bool {
-	if known.since != 0 || 4*now.Sub(known.latest) < now.Sub(w.firstFailure) {
+	news := max(known.latest, instant(w.target.scouted.Load()))
+	if known.since != 0 || 4*now.Sub(known.latest) < now.Sub(w.firstFailure) || now.Sub(news) > w.unsure() {
 		return false
 	}
 	tokens, scarce := scarceTokens(l.retryBudget(), l.now)
@@ -187,7 +197,6 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 
 // Limits of repeated waits.
 const (
-	unsure          = 3 * time.Second // an outage of two seconds, and a second to get a token; or a third of the patience
 	shortestRepeat  = 20 * time.Millisecond
 	shortestKeep    = 50 * time.Millisecond // the shortest wait of the default backoff; one with full jitter has none of its own
 	longestWhenBack = time.Second           // for a token, when the target is back

@@ -279,7 +279,7 @@ func TestTokensThatComeByThemselvesAreNotKept(t *testing.T) {
 func TestOnlyScarceTokensAreKept(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	now := instantOf(noon)
-	of.fail(now.Add(-second), 10*second)
+	of.fail(now.Add(-5*second), 10*second) // longer ago than a token's share
 	of.waiting.Store(2)
 	known := of.look(now, 10*second)
 	of.scouted.Store(int64(now)) // of another call that is due
@@ -452,13 +452,17 @@ func TestATokenInUseIsWaitedFor(t *testing.T) {
 	}
 }
 
-// So it does for one that other calls earn.
-func TestATokenThatOthersEarnIsWaitedFor(t *testing.T) {
+// If no retry was sent for three seconds, none gives a token back, and so no call waits for that.
+func TestATokenThatNobodyHasIsNotWaitedFor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok(), ok(), ok()))
-		client := server.fixed(t, 0.5, WithBackoff(Constant(4*second)), WithRatioBudget(RatioBudget{Ratio: 0.5, Reserve: Nothing}))
-		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "earns", at: 2 * second}, &timedCall{message: "earns", at: 42 * tenth})
-		wantServed(t, server, "a at 0s", "earns at 2s", "earns at 4.2s", "a at 4.5s")
+		server := serve(t, script(unavailable(), ok()))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(4*second)), WithRatioBudget(RatioBudget{Ratio: 0.1, Reserve: Nothing}))
+		a := &timedCall{message: "a"}
+		makeCalls(t, client, a, &timedCall{message: "answered", at: 2 * second})
+		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if a.took != 4*second {
+			t.Errorf("the call took %v, want 4s", a.took)
+		}
 	})
 }
 
@@ -1104,6 +1108,21 @@ func TestAnAttemptThatOutlastsThePatienceBeginsTheTroubleAnew(t *testing.T) {
 	})
 }
 
+// The trouble of an attempt that has outlasted its timeout, because nothing could replace it, began when it was overdue.
+func TestALateAttemptDoesNotBeginTheTroubleAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().after(20*second)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		client := server.fixed(t, 0.5, WithAttemptTimeout(2*second), WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing}))
+		start := time.Now()
+		wantStop(t, echo(ctx, client), codes.Unavailable, ErrTargetDown, 1)
+		if took := time.Since(start); took != 20*second {
+			t.Errorf("the call took %v, want 20s", took)
+		}
+	})
+}
+
 // A call's own trouble is longer than its target's if another call has been answered meanwhile.
 func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -1137,7 +1156,7 @@ func TestACallWaitsForAShareOfTheTroubleThatItComesInto(t *testing.T) {
 	}{
 		{"half", 0.5, 4 * second, unavailable(), "6s"},
 		{"less than the backoff", 0, 4 * second, unavailable(), "4.5s"},
-		{"more than the patience that is left", 0.5, 8 * second, unavailable(), ""},
+		{"half of the patience that is left", 0.5, 8 * second, unavailable(), "9s"},
 		{"until an attempt is overdue", 0.5, 2 * second, hang(), "6s"}, // at 4 s
 		{"a trouble that is over", 0.5, 11 * second, hang(), "13.5s"},  // after 10 s without news
 	} {

@@ -290,6 +290,8 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	took := f.Attempt.Duration
 	if f.Attempt.Unsent {
 		p.unsent++
+	}
+	if f.Attempt.Unsent || f.Attempt.late { // a late one's trouble began when it was overdue
 		took = 0
 	}
 	replaced := p.isReplaced(f)

@@ -190,7 +190,7 @@ func (s *retryStream) bindNow() *streamAttempt {
 		s.bindTo(at)
 	default:
 		s.bind = s.call.mode != modeHedged // whose first message decides
-		races := s.phase == phaseRacing
+		races := s.phase == phaseRacing && s.call.mode == modeHedged
 		s.mu.Unlock()
 		if races || s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
 			return nil

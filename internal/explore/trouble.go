@@ -253,7 +253,8 @@ func (j *judgement) waitingAfter(i int) *waiting {
 		w.first += time.Duration(j.random() * float64(max(0, min(push.Delay/5, left))))
 	}
 	for _, a := range j.attempts[1 : i+1] { // a long one has its own
-		if !a.Unsent && a.Duration > max(j.policy.Patience, 10*time.Second) {
+		late := j.policy.AttemptTimeout > 0 && a.Duration >= j.policy.AttemptTimeout
+		if !a.Unsent && !late && a.Duration > max(j.policy.Patience, 10*time.Second) {
 			w.trouble = a.Start.Add(a.Duration).Sub(j.start)
 		}
 	}
@@ -341,7 +342,11 @@ func (w *waiting) explore() {
 			continue
 		}
 		if !w.pushed && w.isPatient() && known.since != never {
-			wait = max(wait, w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from))
+			share := w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from)
+			if left := w.ends(known, w.from) - w.from; share > left {
+				share = time.Duration(w.random() * float64(left))
+			}
+			wait = max(wait, share)
 		}
 		if !w.pushed && w.isPatient() && w.from+wait > w.ends(known, w.from) {
 			w.end(w.from, 0, grpcretry.ErrTargetDown)
@@ -369,7 +374,7 @@ func (w *waiting) explore() {
 // after adds the outcomes that are possible when a part of the wait is over, and returns the part that repeats it, if one may.
 func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	// In the first seconds it is not clear what answers mean.
-	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < min(3*time.Second, w.policy.Patience/3)
+	unclear := w.isScarce() && p.at-min(known.onset, w.trouble) < w.unsure()
 	hasAnswered := known.answers != p.answers
 	answered := hasAnswered && !unclear
 	itsTurn := p.repeats == 0 && w.pushed && (w.turn || 2*(p.at-(w.ends(known, p.at)-w.policy.Patience)) > w.policy.Patience)
@@ -378,11 +383,13 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 		if granted {
 			w.end(p.at, p.repeats, nil)
 		}
-		isBack := w.isScarce() && known.since == never && 4*(p.at-known.latest) >= p.at-w.trouble
+		mayBeBack := w.isScarce() && known.since == never && 4*(p.at-known.latest) >= p.at-w.trouble
+		isBack := mayBeBack && p.at-known.latest <= w.unsure()
+		mayBeBack = isBack || mayBeBack && w.isRetrySent(p.at-w.unsure(), p.at) // one that was cancelled since does not count
 		if refused && (answered && !isBack || !w.isPatient() || w.budget == nil) {
 			w.end(p.at, p.repeats, grpcretry.ErrBudgetExhausted)
 		}
-		if !refused || answered && !isBack || !w.isPatient() {
+		if !refused || answered && !mayBeBack || !w.isPatient() {
 			return part{}, false
 		}
 	} else {
@@ -407,6 +414,22 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	}
 	return part{}, false
 }
+
+// isRetrySent reports whether any call has sent a retry between two times.
+func (o *observation) isRetrySent(from, to time.Duration) bool {
+	for _, events := range o.events {
+		for _, e := range events {
+			at := e.Attempt.Start.Sub(o.start)
+			if e.Kind == grpcretry.AttemptStart && e.Attempt.Number > 1 && !e.Attempt.Hedge && from <= at && at <= to {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// unsure is how long it is not clear what answers mean.
+func (w *waiting) unsure() time.Duration { return min(3*time.Second, w.policy.Patience/3) }
 
 // isScarce reports whether a ratio budget without a floor pays for the attempt.
 func (w *waiting) isScarce() bool {
