@@ -287,8 +287,8 @@ func WithBufferLimit(bytes int) CallOption {
 // target learn from one another:
 //
 //   - While the target is failing, a backoff is at least u times as long as the failing has lasted,
-//     with u uniform in [0, 1), or as the time left if it would reach the deadline or
-//     [WithMaxElapsed], so that those who wait do not all return at once.
+//     with u uniform in [0, 1), or as what is left of the time until the deadline, [WithMaxElapsed]
+//     or the end of d if that is less, so that those who wait do not all return at once.
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
@@ -305,10 +305,12 @@ func WithBufferLimit(bytes int) CallOption {
 //   - Only an absent target is waited for. If the budget refuses a retry, the call waits again,
 //     unless the target has answered something during its wait: then it is overloaded, and the call
 //     ends with [ErrBudgetExhausted]. There are two exceptions for such a ratio budget. A target
-//     that has not failed for a quarter of the call's trouble is back, and a token will come. And
-//     for three seconds (a third of d, if that is less) after the call's own first failure or, if
-//     that was earlier, the first of those that follow one another within a second, answers do not
-//     count: another method may work while this one is down. Nothing waits for [NewThrottle].
+//     that has not failed for a quarter of the call's trouble is back, and the call waits for a
+//     token that a retry may give back, if one was sent, or an attempt failed, in the last three
+//     seconds (a third of d, if that is less). And for as long after the call's own first failure
+//     or, if that was earlier, the first of those that follow one another within a second, answers
+//     do not count: another method may work while this one is down. Nothing waits for
+//     [NewThrottle].
 //   - An attempt that reached no server, because there was no connection, does not count towards
 //     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
 //     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel with

@@ -712,3 +712,22 @@ func TestContextOfAStreamThatItsCallerHasEnded(t *testing.T) {
 		}
 	}
 }
+
+// So it is while SendMsg receives, to find out why the attempt has ended.
+func TestContextOfAStreamWhoseSendMsgReceives(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slow := below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s} })
+		cc := serveScripts(t, "header; recv hello; fail UNAVAILABLE", "hang").conn(t, append(DialOptions(steady), slow)...)
+		app := openOn(t, cc, bidiStream)
+		app.play(t, "send hello; wait 100ms")
+		go func() { _ = app.stream.SendMsg(request()) }()
+		synctest.Wait()
+		cc.Close()
+		synctest.Wait()
+		ctx := app.stream.Context()
+		if p, _ := peer.FromContext(ctx); p == nil || ctx.Err() == nil {
+			t.Errorf("the context has the peer %v, and has ended with %v, want those of the attempt", p, ctx.Err())
+		}
+		time.Sleep(time.Minute) // until RecvMsg has returned
+	})
+}
