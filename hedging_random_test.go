@@ -745,11 +745,7 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 		return reason
 	}
 	if next.source == WaitBackoff && m.patience > 0 && m.target.isFailing(m.now) {
-		share := m.inTime(part(m.now-m.target.since, m.u))
-		if left := m.patienceEnds() - m.now; share > left {
-			share = part(left, m.u)
-		}
-		next.wait = max(next.wait, share)
+		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
 	}
 	switch {
 	case (!a.timedOut && m.patience == 0 || a.timedOut && m.deadline == 0) && m.payer().left == 0:

@@ -287,8 +287,8 @@ func WithBufferLimit(bytes int) CallOption {
 // target learn from one another:
 //
 //   - While the target is failing, a backoff is at least u times as long as the failing has lasted,
-//     with u uniform in [0, 1), or as what is left of the time until the deadline, [WithMaxElapsed]
-//     or the end of d if that is less, so that those who wait do not all return at once.
+//     with u uniform in [0, 1), or as the time left if it would reach the deadline or
+//     [WithMaxElapsed], so that those who wait do not all return at once.
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are

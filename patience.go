@@ -86,17 +86,13 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 }
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u times as long as that, which spreads
-// the retries of those who wait over as much time as the trouble took. If that is longer than the time left, or the patience left, it is
-// u times what is left.
+// the retries of those who wait over as much time as the trouble took. A wait that outlasts the patience is not drawn from what is left of
+// it: in an overload, calls that end early are what lets the server recover.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
 	if !w.isPatient() || known.since == 0 {
 		return backoff
 	}
-	share := l.inTime(part(now.Sub(known.since), u), now, u)
-	if left := w.patienceEnds(known, now).Sub(now); share > left {
-		share = part(left, u)
-	}
-	return max(backoff, share)
+	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
 }
 
 // keeps reports whether a retry must leave its token for later: the target is absent, other calls wait, too, and the budget is a ratio

@@ -1156,7 +1156,7 @@ func TestACallWaitsForAShareOfTheTroubleThatItComesInto(t *testing.T) {
 	}{
 		{"half", 0.5, 4 * second, unavailable(), "6s"},
 		{"less than the backoff", 0, 4 * second, unavailable(), "4.5s"},
-		{"half of the patience that is left", 0.5, 8 * second, unavailable(), "9s"},
+		{"more than the patience that is left", 0.5, 8 * second, unavailable(), ""},
 		{"until an attempt is overdue", 0.5, 2 * second, hang(), "6s"}, // at 4 s
 		{"a trouble that is over", 0.5, 11 * second, hang(), "13.5s"},  // after 10 s without news
 	} {

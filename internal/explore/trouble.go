@@ -342,11 +342,7 @@ func (w *waiting) explore() {
 			continue
 		}
 		if !w.pushed && w.isPatient() && known.since != never {
-			share := w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from)
-			if left := w.ends(known, w.from) - w.from; share > left {
-				share = time.Duration(w.random() * float64(left))
-			}
-			wait = max(wait, share)
+			wait = max(wait, w.inTime(time.Duration(w.random()*float64(w.from-known.since)), w.from))
 		}
 		if !w.pushed && w.isPatient() && w.from+wait > w.ends(known, w.from) {
 			w.end(w.from, 0, grpcretry.ErrTargetDown)
