@@ -283,8 +283,9 @@ func WithBufferLimit(bytes int) CallOption {
 // in time, and from the call's own first failure. If no attempt fails and no call gives up for as
 // long as the longest patience of the calls that have met the failures (at most 10 s, if d is no
 // longer), the next failure counts as the first. For the call itself, so does the failure of an
-// attempt that a server had for longer than d and 10 s, a quiet stream for example. Calls to a
-// target learn from one another:
+// attempt that a server had for longer than d and 10 s, a quiet stream for example: attempts that
+// are all that slow end with [WithMaxAttempts], the budget or the deadline. Calls to a target learn
+// from one another:
 //
 //   - While the target is failing, a backoff is at least u times as long as the failing has lasted,
 //     with u uniform in [0, 1), or as the time left if it would reach the deadline or
