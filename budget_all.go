@@ -108,8 +108,7 @@ func hasSlots(b Budget) bool {
 }
 
 // release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
-// flight, although its attempt has not ended. If it has helped, it gives back the token of a ratio
-// budget, too.
+// flight, although its attempt has not ended. If it has helped, it gives back the token of a ratio budget, too.
 func release(b Budget, helped bool) {
 	for _, one := range partsOf(b) {
 		switch one := one.(type) {

@@ -135,8 +135,8 @@ func (w *waiter) unsure() time.Duration { return min(3*time.Second, w.patience/3
 
 // isBack reports whether a target that has answered works again, so that a ratio budget without a floor may have tokens soon: it is not
 // failing now, and its latest failure was at least a quarter of the call's own trouble ago, because an overloaded target, which fails now
-// and then, would otherwise have a queue of calls that wait for tokens. After a while without a failure, or a retry that may give its token
-// back, none will come.
+// and then, would otherwise have a queue of calls that wait for tokens. If nothing has failed for a while, and no retry was sent that may
+// give its token back, none will come.
 func (w *waiter) isBack(l *ledger, known trouble, now instant) bool {
 	news := max(known.latest, instant(w.target.scouted.Load()))
 	if known.since != 0 || 4*now.Sub(known.latest) < now.Sub(w.firstFailure) || now.Sub(news) > w.unsure() {

@@ -192,9 +192,10 @@ func (s *retryStream) bindNow() *streamAttempt {
 		s.bind = s.call.mode != modeHedged // whose first message decides
 		races := s.phase == phaseRacing && s.call.mode == modeHedged
 		s.mu.Unlock()
-		if races || s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
-			return nil
-		} // otherwise no attempt follows
+		if !races && (s.call.ctx.Err() != nil || isClosed(s.call.cc)) {
+			return at // no attempt follows
+		}
+		return nil
 	}
 	return at
 }

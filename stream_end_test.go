@@ -700,17 +700,23 @@ func TestContextOfAStreamThatItsCallerHasEnded(t *testing.T) {
 						} else {
 							app.cancel()
 						}
-						synctest.Wait()
-						ctx := app.stream.Context()
-						if p, _ := peer.FromContext(ctx); p == nil || ctx.Err() == nil {
-							t.Errorf("the context has the peer %v, and has ended with %v, want those of the attempt", p, ctx.Err())
-						}
-						time.Sleep(time.Minute) // until Trailer has returned
+						wantEndedContext(t, app)
 					})
 				})
 			}
 		}
 	}
+}
+
+// wantEndedContext checks the Context of a stream that has just ended, and waits until an interceptor below lets it go.
+func wantEndedContext(t *testing.T, app *application) {
+	t.Helper()
+	synctest.Wait()
+	ctx := app.stream.Context()
+	if p, _ := peer.FromContext(ctx); p == nil || ctx.Err() == nil {
+		t.Errorf("the context has the peer %v, and has ended with %v, want those of the attempt", p, ctx.Err())
+	}
+	time.Sleep(time.Minute)
 }
 
 // So it is while SendMsg receives, to find out why the attempt has ended.
@@ -723,11 +729,6 @@ func TestContextOfAStreamWhoseSendMsgReceives(t *testing.T) {
 		go func() { _ = app.stream.SendMsg(request()) }()
 		synctest.Wait()
 		cc.Close()
-		synctest.Wait()
-		ctx := app.stream.Context()
-		if p, _ := peer.FromContext(ctx); p == nil || ctx.Err() == nil {
-			t.Errorf("the context has the peer %v, and has ended with %v, want those of the attempt", p, ctx.Err())
-		}
-		time.Sleep(time.Minute) // until RecvMsg has returned
+		wantEndedContext(t, app)
 	})
 }

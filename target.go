@@ -75,7 +75,7 @@ func (t *target) look(now instant, patience time.Duration) trouble {
 	return t.known(now, patience)
 }
 
-// known needs mu. It is look.
+// known is look for those who hold mu.
 func (t *target) known(now instant, patience time.Duration) trouble {
 	known := t.trouble
 	if patience > defaultPatience {
