@@ -387,7 +387,7 @@ func (c *call) describe(f *failure, a *attempt, err error, state connectivity.St
 	}
 	a.describe(&f.Attempt, err, header, now)
 	f.CtxErr, f.Closed = endOf(c.limited(), now), state == connectivity.Shutdown
-	f.Committed, f.Last = c.stream != nil && c.stream.isFinal(), c.isLast != nil && c.isLast()
+	f.Committed, f.Last = c.stream.isFinal(), c.isLast != nil && c.isLast()
 	if a.timedOut(err) {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
@@ -413,7 +413,7 @@ func (c *call) wait(do action) (reason error, gone bool) {
 		connected := false
 		if d := p.dueAt.Sub(instantNow()); d > 0 {
 			c.retrier.usage.waiting.Add(1)
-			connected = c.retrier.connections.Pause(c.limited(), c.cc, d, do == doConnect)
+			connected = c.retrier.connections.Pause(c.limited(), c.cc, d, do == doConnect, c.stream.becomesFinal())
 			c.retrier.usage.waiting.Add(-1)
 		}
 		now := time.Now()
@@ -424,6 +424,8 @@ func (c *call) wait(do action) (reason error, gone bool) {
 			return gone, true
 		case isClosed(c.cc):
 			return errConnClosed, false
+		case c.stream.isFinal():
+			return ErrCommitted, false
 		case connected:
 			v = p.connected(p.ledger.noted(now), c.retrier.random())
 		default:
@@ -436,7 +438,7 @@ func (c *call) wait(do action) (reason error, gone bool) {
 	switch ctx := c.limited(); { // whether the ClientConn is closed was asked when the attempt failed, and after a wait
 	case ctx.Err() != nil:
 		return causeOf(ctx), true
-	case c.stream != nil && c.stream.isFinal():
+	case c.stream.isFinal():
 		return ErrCommitted, false
 	default:
 		return nil, false

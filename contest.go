@@ -494,7 +494,7 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 		Attempt:   info,
 		CtxErr:    endOf(a.bounds().own.Context, now),
 		Closed:    isClosed(c.cc),
-		Committed: c.stream != nil && c.stream.isFinal(),
+		Committed: c.stream.isFinal(),
 		TimedOut:  true,
 		Last:      c.isLast != nil && c.isLast(),
 	}

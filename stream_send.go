@@ -17,12 +17,10 @@ import (
 
 // An outbox holds what the application has sent.
 type outbox struct {
-	queue  []any  // the messages, and the half-close, in order, as long as they may be needed again
-	space  [2]any // for the queue
-	size   int    // of the messages in the queue
-	spoilt bool   // a message may have changed since it was sent: they must not be sent again
-	done   bool   // CloseSend was called
-	usage  *usage // counts the size
+	queue []any  // the messages, and the half-close, in order, as long as they may be needed again
+	space [2]any // for the queue
+	size  int    // of the messages in the queue
+	usage *usage // counts the size
 }
 
 // A halfClose stands for CloseSend in an outbox.
@@ -55,7 +53,7 @@ func (o *outbox) lacks(at *streamAttempt) bool { return at.sent < len(o.queue) }
 
 // isComplete needs mu. It reports whether the application has nothing more to send.
 func (s *retryStream) isComplete() bool {
-	return s.out.done || !s.desc.ClientStreams && len(s.out.queue) > 0
+	return s.done || !s.desc.ClientStreams && len(s.out.queue) > 0
 }
 
 // A sender says who may send to an attempt.
@@ -119,8 +117,13 @@ func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	if !s.desc.ClientStreams {
 		return !s.isComplete()
 	}
-	s.out.spoilt = s.out.spoilt || s.out.isLatest(m)
-	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.out.spoilt && !s.out.done
+	if s.out.isLatest(m) && !s.spoilt {
+		s.spoilt = true
+		if s.spoils != nil {
+			close(s.spoils)
+		}
+	}
+	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.spoilt && !s.done
 }
 
 // commitToSend needs mu, which it gives back in between. It takes the next step towards a committed stream, which
@@ -131,7 +134,7 @@ func (s *retryStream) commitToSend(full bool) {
 		s.change.Wait()
 		return
 	}
-	spoilt := s.out.spoilt
+	spoilt := s.spoilt
 	if err := at.failure(); err != nil {
 		s.recover(at, err, nil)
 	} else {
@@ -186,7 +189,10 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 		s.change.Wait() // for the goroutine that judges the failure
 	}
-	if s.at != at || !s.isOver() && !s.isBound() {
+	switch {
+	case s.isOver() && s.at != at:
+		return io.EOF
+	case s.at != at || !s.isOver() && !s.isBound():
 		return nil // the message was replayed, or will be
 	}
 	at.sender = senderApplication // which knows what is missing
@@ -283,7 +289,7 @@ func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
 		}
 		return nil
 	}
-	if s.out.spoilt {
+	if s.spoilt {
 		return errSpoilt
 	}
 	entry = s.out.queue[at.sent]

@@ -60,10 +60,13 @@ type streamState struct {
 	// that receives judges a failure, because it alone learns the status.
 	receiving, heading, sending int32
 
-	phase phase
-	bind  bool  // commit to the attempt that follows: Context or Trailer was called
-	ahead any   // the first message of a hedged stream, received to know whose headers to return; nil for none
-	final error // when ending or ended: the error that RecvMsg returns
+	phase  phase
+	bind   bool          // commit to the attempt that follows: Context or Trailer was called
+	done   bool          // CloseSend was called
+	spoilt bool          // a message may have changed since it was sent: they must not be sent again
+	spoils chan struct{} // closed when spoilt becomes true; nil before the first wait for another attempt
+	ahead  any           // the first message of a hedged stream, received to know whose headers to return; nil for none
+	final  error         // when ending or ended: the error that RecvMsg returns
 }
 
 // show makes the attempt whose end the application would see now the one in use.
@@ -121,10 +124,29 @@ func (s *streamState) conclude() {
 }
 
 // isFinal reports whether no other attempt may follow: the application is bound to one, or a message may have changed since it was sent.
-func (s *streamState) isFinal() bool {
+// A unary call, which has no stream, is never final.
+func (s *retryStream) isFinal() bool {
+	if s == nil {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.phase >= phaseCommitting || s.out.spoilt
+	return s.phase >= phaseCommitting || s.spoilt
+}
+
+// becomesFinal returns a channel that is closed if the stream becomes final while the call waits for another attempt. It is nil for a
+// unary call.
+func (s *retryStream) becomesFinal() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spoils = make(chan struct{})
+	if s.spoilt {
+		close(s.spoils)
+	}
+	return s.spoils
 }
 
 // cut ends an overdue attempt. It returns false if another one is to replace it, but the application has become bound to it. One that

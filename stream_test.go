@@ -428,35 +428,89 @@ func TestAMessageObjectSentRepeatedlyIsNeverReplayedAsItsLastValue(t *testing.T)
 	})
 }
 
-// A heartbeat may be one object, which never changes. No attempt follows after it was sent again, not even one that is waited for, and
-// the application gets what the server has said.
+// A heartbeat may be one object, which never changes. No attempt follows after it was sent again, so a wait for one ends at once, and the
+// application gets what the server has said.
 func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried":         nil,
+		"attempt timeout": {WithAttemptTimeout(time.Minute)},
+		"hedged":          {WithHedging(Hedging{Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "recv ping; fail UNAVAILABLE", "recv ping; send 1")
+				slot, seen := concurrencyBudgetOf(t, 1), 0
+				app := openOn(t, server.conn(t, DialOptions(append(opts, steady, WithBudget(slot), WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == AttemptStart {
+						seen++
+					}
+				}))...)...), bidiStream)
+				ping := &echov1.EchoRequest{Message: "ping"}
+				received := make(chan error)
+				go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+				if err := app.stream.SendMsg(ping); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(second / 2)
+				sent := time.Now()
+				if err := app.stream.SendMsg(ping); err != io.EOF {
+					t.Errorf("SendMsg = %v, want io.EOF", err)
+				}
+				err := <-received
+				if status.Code(err) != codes.Unavailable || !errors.Is(err, ErrCommitted) {
+					t.Errorf("RecvMsg = %v, want UNAVAILABLE, because the stream is committed", err)
+				}
+				if took := time.Since(sent); took != 0 {
+					t.Errorf("both returned after %v, want at once", took)
+				}
+				if made := len(server.times()); made != 1 || seen != 1 {
+					t.Errorf("%d attempts were made and %d reported, want 1", made, seen)
+				}
+				wantBalance(t, slot, time.Now(), 1)
+			})
+		})
+	}
+}
+
+// The same if the call waits for a connection.
+func TestAnObjectSentAgainWhileTheServerIsGoneEndsTheStream(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveScripts(t, "recv ping; fail UNAVAILABLE", "recv ping; send 1")
-		slot, seen := concurrencyBudgetOf(t, 1), 0
-		app := openOn(t, server.conn(t, DialOptions(steady, WithBudget(slot), WithObserver(func(_ context.Context, e Event) {
-			if e.Kind == AttemptStart {
-				seen++
-			}
-		}))...), bidiStream)
-		ping := &echov1.EchoRequest{Message: "ping"}
-		received := make(chan error)
-		go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+		server := serveScripts(t, "recv ping; hang")
+		link, cc := server.linked(t, DialOptions()...)
+		app := openOn(t, cc, bidiStream)
+		ping, start := &echov1.EchoRequest{Message: "ping"}, time.Now()
 		if err := app.stream.SendMsg(ping); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(second / 2)
+		time.Sleep(second)
+		link.cut()
+		received := make(chan error)
+		go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+		time.Sleep(second)
 		if err := app.stream.SendMsg(ping); err != io.EOF {
 			t.Errorf("SendMsg = %v, want io.EOF", err)
 		}
-		err := <-received
-		if status.Code(err) != codes.Unavailable || !errors.Is(err, ErrCommitted) {
+		if err := <-received; status.Code(err) != codes.Unavailable || !errors.Is(err, ErrCommitted) {
 			t.Errorf("RecvMsg = %v, want UNAVAILABLE, because the stream is committed", err)
 		}
-		if made := len(server.times()); made != 1 || seen != 1 {
-			t.Errorf("%d attempts were made and %d reported, want 1", made, seen)
+		if took := time.Since(start); took != 2*second {
+			t.Errorf("the call has ended after %v, want 2s", took)
 		}
-		wantBalance(t, slot, time.Now(), 1)
+	})
+}
+
+// If nobody receives, SendMsg itself waits for another attempt. If none follows, the message reaches no server, and SendMsg says so.
+func TestSendMsgThatWaitsInVainReturnsTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, desc := range []*grpc.StreamDesc{bidiStream, unlinkedStream} {
+			server := serveScripts(t, "hang")
+			link, cc := server.linked(t, DialOptions()...)
+			app := openOn(t, cc, desc)
+			time.Sleep(second)
+			link.cut()
+			time.Sleep(second)
+			app.play(t, "sendeof a; sendeof a; recv UNAVAILABLE")
+		}
 	})
 }
 

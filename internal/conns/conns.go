@@ -226,9 +226,9 @@ func (w *wakeups) take(now time.Time) bool {
 	return true
 }
 
-// Pause waits for d, which is above 0. It returns immediately when ctx ends, when cc is closed and, if connect is true,
-// when Await's ready lets the call go: then connected is true.
-func (c *Watchers) Pause(ctx context.Context, cc *grpc.ClientConn, d time.Duration, connect bool) (connected bool) {
+// Pause waits for d, which is above 0. It returns immediately when ctx ends, when over or cc is closed and, if connect is true,
+// when Await's ready lets the call go: then connected is true. over may be nil.
+func (c *Watchers) Pause(ctx context.Context, cc *grpc.ClientConn, d time.Duration, connect bool, over <-chan struct{}) (connected bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	var ready, closed <-chan struct{}
@@ -244,6 +244,7 @@ func (c *Watchers) Pause(ctx context.Context, cc *grpc.ClientConn, d time.Durati
 	case <-ready:
 		return true
 	case <-closed:
+	case <-over:
 	case <-ctx.Done():
 	}
 	return false
