@@ -161,12 +161,10 @@ func (s *retryStream) Context() context.Context {
 // Trailer implements grpc.ClientStream. It returns nil before the call's end. It commits the stream
 // as Context does, and does not wait.
 func (s *retryStream) Trailer() metadata.MD {
-	at := s.bindNow()
-	if at == nil {
-		return nil
-	}
+	s.bindNow()
 	s.mu.Lock()
-	known := s.isOver() && (at.end != nil || at.received)
+	at := s.at
+	known := s.isOver() && at != nil && (at.end != nil || at.received)
 	s.mu.Unlock()
 	if !known {
 		return nil // gRPC's Trailer must not be called before the end
