@@ -41,6 +41,9 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	at.attempt, at.of = a, s
 	a.PeerAddr = &at.unread
 	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
+	if a.number > 1 {
+		s.onSpoilt(func() { at.broken = errSpoilt; a.release() })
+	}
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	reported := at.users.hasEnded()
 	ch := s.call.channel()
@@ -51,7 +54,10 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	below := ctx.Err() // without mu, because it may be an interceptor's
 	s.mu.Lock()
-	at.stream, s.rest = stream, nil
+	at.stream, s.rest, s.abort = stream, nil, nil
+	if at.broken != nil {
+		err = at.broken
+	}
 	if err == nil {
 		a.bounds().stream = at
 	}

@@ -119,8 +119,8 @@ func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	}
 	if s.out.isLatest(m) && !s.spoilt {
 		s.spoilt = true
-		if s.spoils != nil {
-			close(s.spoils)
+		if s.abort != nil {
+			s.abort()
 		}
 	}
 	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.spoilt && !s.done
@@ -190,8 +190,8 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		s.change.Wait() // for the goroutine that judges the failure
 	}
 	switch {
-	case s.isOver() && s.at != at:
-		return io.EOF
+	case s.isOver() && s.at != at && !isEOF(s.final):
+		return io.EOF // whichever attempts the message has reached, they have failed
 	case s.at != at || !s.isOver() && !s.isBound():
 		return nil // the message was replayed, or will be
 	}

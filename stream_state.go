@@ -61,12 +61,12 @@ type streamState struct {
 	receiving, heading, sending int32
 
 	phase  phase
-	bind   bool          // commit to the attempt that follows: Context or Trailer was called
-	done   bool          // CloseSend was called
-	spoilt bool          // a message may have changed since it was sent: they must not be sent again
-	spoils chan struct{} // closed when spoilt becomes true; nil before the first wait for another attempt
-	ahead  any           // the first message of a hedged stream, received to know whose headers to return; nil for none
-	final  error         // when ending or ended: the error that RecvMsg returns
+	bind   bool   // commit to the attempt that follows: Context or Trailer was called
+	done   bool   // CloseSend was called
+	spoilt bool   // a message may have changed since it was sent: they must not be sent again
+	abort  func() // ends the wait for another attempt, or its opening, when spoilt becomes true; nil for none
+	ahead  any    // the first message of a hedged stream, received to know whose headers to return; nil for none
+	final  error  // when ending or ended: the error that RecvMsg returns
 }
 
 // show makes the attempt whose end the application would see now the one in use.
@@ -140,13 +140,18 @@ func (s *retryStream) becomesFinal() <-chan struct{} {
 	if s == nil {
 		return nil
 	}
+	final := make(chan struct{})
+	s.onSpoilt(func() { close(final) })
+	return final
+}
+
+// onSpoilt has abort called, with mu held, when spoilt becomes true, or now if it is.
+func (s *streamState) onSpoilt(abort func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.spoils = make(chan struct{})
-	if s.spoilt {
-		close(s.spoils)
+	if s.abort = abort; s.spoilt {
+		abort()
 	}
-	return s.spoils
 }
 
 // cut ends an overdue attempt. It returns false if another one is to replace it, but the application has become bound to it. One that

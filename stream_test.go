@@ -514,36 +514,80 @@ func TestSendMsgThatWaitsInVainReturnsTheEnd(t *testing.T) {
 	})
 }
 
-// The retry waits in gRPC for a new connection when the object is filled and sent again.
+// The first attempt is still sending when the second one has succeeded with the same message.
+func TestSendMsgThatIsOvertakenByARetryHasSentItsMessage(t *testing.T) {
+	for _, desc := range []*grpc.StreamDesc{clientStream, bidiStream} {
+		bubble(t, func(t *testing.T) {
+			server, attempts := serveScripts(t, "fail UNAVAILABLE", "recv a; send 1"), 0
+			app := openOn(t, server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+				if attempts++; attempts > 1 {
+					return s
+				}
+				return throttledStream{s}
+			}))...), desc)
+			var receiver sync.WaitGroup
+			receiver.Go(func() { app.play(t, "recv 1; recv EOF") })
+			app.play(t, "send a")
+			receiver.Wait()
+		})
+	}
+}
+
+// A throttledStream takes five seconds to send.
+type throttledStream struct{ grpc.ClientStream }
+
+func (s throttledStream) SendMsg(m any) error {
+	time.Sleep(5 * second)
+	return s.ClientStream.SendMsg(m)
+}
+
+// The retry waits in gRPC for a new connection when the object is filled and sent again. That wait ends, too.
 func TestAnObjectFilledAgainWhileARetryOpensIsNotSent(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveScripts(t, "recv 1; hang", "recv 1; recv 2; send 1")
-		dials := 0
-		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second/10))),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-				if dials++; dials > 1 {
-					time.Sleep(second)
+	for name, tt := range map[string]struct {
+		refused bool // else it takes a minute to connect
+		call    []grpc.CallOption
+	}{
+		"connecting":     {false, nil},
+		"wait for ready": {true, []grpc.CallOption{grpc.WaitForReady(true)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "recv 1; hang", "recv 1; recv 2; send 1")
+				dials := 0
+				cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second/10))),
+					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+						switch dials++; {
+						case dials > 1 && tt.refused:
+							return nil, errRefused
+						case dials > 1:
+							<-ctx.Done()
+							return nil, ctx.Err()
+						}
+						nc, err := server.listener.DialContext(ctx)
+						time.AfterFunc(second/2, func() { nc.Close() })
+						return nc, err
+					}))...)
+				app, start := openOn(t, cc, bidiStream, tt.call...), time.Now()
+				received := make(chan error)
+				go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+				m := &echov1.EchoRequest{Message: "1"}
+				if err := app.stream.SendMsg(m); err != nil {
+					t.Fatal(err)
 				}
-				nc, err := server.listener.DialContext(ctx)
-				if dials == 1 {
-					time.AfterFunc(second/2, func() { nc.Close() })
+				time.Sleep(second)
+				m.Message = "2"
+				if err := app.stream.SendMsg(m); err != io.EOF {
+					t.Errorf("SendMsg = %v, want io.EOF", err)
 				}
-				return nc, err
-			}))...)
-		app := openOn(t, cc, bidiStream)
-		received := make(chan error)
-		go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
-		m := &echov1.EchoRequest{Message: "1"}
-		if err := app.stream.SendMsg(m); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(second)
-		m.Message = "2"
-		_ = app.stream.SendMsg(m)
-		if err := <-received; err != errSpoilt {
-			t.Errorf("RecvMsg = %v, want %v", err, errSpoilt)
-		}
-	})
+				if err := <-received; err != errSpoilt {
+					t.Errorf("RecvMsg = %v, want %v", err, errSpoilt)
+				}
+				if took := time.Since(start); took != second {
+					t.Errorf("the call has ended after %v, want 1s, when the object was sent again", took)
+				}
+			})
+		})
+	}
 }
 
 // Hedges are due each second. Header waits for the attempt whose message is the first.
