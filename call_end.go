@@ -87,6 +87,9 @@ func (c *call) end(how *callFailure) {
 	}
 	if c.stream != nil {
 		c.stream.ending(how.err)
+		if c.stream.spoilt { // perhaps while there was no attempt to commit it to
+			c.retrier.report.sentAgain(&c.facts)
+		}
 	}
 	c.retrier.report.callFailed(&c.facts, c.history(), c.made(), how)
 	c.finish(how.err)

@@ -434,17 +434,17 @@ func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"retried":         nil,
 		"attempt timeout": {WithAttemptTimeout(time.Minute)},
-		"hedged":          {WithHedging(Hedging{Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, "recv ping; fail UNAVAILABLE", "recv ping; send 1")
-				slot, seen := concurrencyBudgetOf(t, 1), 0
-				app := openOn(t, server.conn(t, DialOptions(append(opts, steady, WithBudget(slot), WithObserver(func(_ context.Context, e Event) {
+				slot, seen, logs := concurrencyBudgetOf(t, 1), 0, &logRecorder{}
+				opts = append(opts, steady, WithBudget(slot), WithLogger(slog.New(logs)), WithObserver(func(_ context.Context, e Event) {
 					if e.Kind == AttemptStart {
 						seen++
 					}
-				}))...)...), bidiStream)
+				}))
+				app := openOn(t, server.conn(t, DialOptions(opts...)...), bidiStream)
 				ping := &echov1.EchoRequest{Message: "ping"}
 				received := make(chan error)
 				go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
@@ -467,6 +467,7 @@ func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
 					t.Errorf("%d attempts were made and %d reported, want 1", made, seen)
 				}
 				wantBalance(t, slot, time.Now(), 1)
+				wantLines(t, logs, "DEBUG…retrying", "WARN…the same object was sent twice…method=/streams/Chat", "WARN…gave up…reason=committed")
 			})
 		})
 	}
