@@ -52,6 +52,9 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending 
 // won commits the stream to the attempt that has won, and returns the result of its RecvMsg.
 func (s *retryStream) won(e ending, m any, ahead bool) error {
 	at := e.attempt.bounds().stream
+	if !at.isLate() {
+		s.call.noteAnswer(at.start) // while no other goroutine can end the call
+	}
 	s.mu.Lock()
 	s.at = at
 	switch {
@@ -61,9 +64,6 @@ func (s *retryStream) won(e ending, m any, ahead bool) error {
 		s.ahead, at.hasMessage, at.received = m, false, false // for the application
 	}
 	s.bindTo(at)
-	if !at.isLate() {
-		s.call.noteAnswer(at.start)
-	}
 	if e.err == nil {
 		return nil // the application receives the rest, or all if it is ahead
 	}
@@ -96,13 +96,7 @@ func (s *retryStream) hedge(a *attempt) error {
 
 // receiveFirst receives the first message of an attempt. If that fails, it reads what is known of the attempt, and ends it.
 func (at *streamAttempt) receiveFirst(message any) error {
-	s := at.of
 	err := at.recv(message)
-	s.mu.Lock()
-	if at.broken != nil { // it was released then, so that RecvMsg has ended
-		err = at.broken
-	}
-	s.mu.Unlock()
 	if err != nil && !isEOF(err) {
 		at.read(err)
 	}

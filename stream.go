@@ -42,7 +42,8 @@ import (
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
 // application abandons is not reported, and the stream counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
-// Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
+// Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. A Header that an interceptor
+// answers with nothing, or with an error, commits the stream, too. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
 // The stream that an interceptor below returns must have gRPC's Context, or one that comes from it, because that knows the peer.
@@ -188,9 +189,8 @@ func (s *retryStream) bindNow() *streamAttempt {
 		s.bindTo(at)
 	default:
 		s.bind = s.call.mode != modeHedged // whose first message decides
-		races := s.phase == phaseRacing && s.call.mode == modeHedged
 		s.mu.Unlock()
-		if !races && (s.call.ctx.Err() != nil || isClosed(s.call.cc)) {
+		if s.call.ctx.Err() != nil || isClosed(s.call.cc) {
 			return at // no attempt follows
 		}
 		return nil

@@ -121,9 +121,7 @@ func (at *streamAttempt) noticed(told bool) {
 		s.end(at, err)
 		return
 	case err != nil && used && !s.isAwaited():
-		if at.broken == nil && !at.isCut() && (told || over || isContextEnd(err) || s.call.policy.dryRun) {
-			s.rest = at
-		}
+		s.rest = at
 		s.recover(at, err, nil)
 		return
 	case (bound || used) && at.isUnreceived() && at.users.watch():
@@ -151,17 +149,14 @@ func (at *streamAttempt) isUnreceived() bool {
 }
 
 // left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an
-// end meanwhile, it deals with that, by a goroutine of its own unless waits is true.
-func (s *retryStream) left(n *int32, waits bool) {
+// end meanwhile, it deals with that.
+func (s *retryStream) left(n *int32) {
 	s.mu.Lock()
 	*n--
 	at, ended := s.at, s.at != nil && s.at.end != nil
 	s.mu.Unlock()
-	switch {
-	case ended && waits:
+	if ended {
 		at.noticed(false)
-	case ended:
-		go at.noticed(false)
 	}
 }
 
@@ -266,6 +261,5 @@ func (at *streamAttempt) refused(err error) bool {
 	if st.Code() != codes.Unavailable || !messages.IsRefusal(st.Message()) {
 		return false
 	}
-	md, _ := at.stream.Header()
-	return md == nil && len(at.trailer) == 0
+	return at.isEmpty()
 }

@@ -57,7 +57,7 @@ func (s *retryStream) receiveAhead() bool {
 func (at *streamAttempt) askHeader() (metadata.MD, error) {
 	s := at.of
 	defer func() {
-		s.left(&s.heading, true)
+		s.left(&s.heading)
 		s.idle()
 	}()
 	s.call.contest.resume(at.attempt)
@@ -92,11 +92,8 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 	case failure != nil && (md == nil || at.Err() != nil): // otherwise messages may have been kept back below
 		s.recover(at, failure, nil)
 		return false
-	case md == nil: // an interceptor below returned this: RecvMsg learns the fate of the attempt
-		s.mu.Unlock()
-		return true
 	default:
-		s.bindTo(at)
+		s.bindTo(at) // also if an interceptor below hides the headers
 		return true
 	}
 }
@@ -141,17 +138,14 @@ func (s *retryStream) receive(m any) error {
 // receiveRest needs mu, and returns without. It receives what had arrived when the call ended. If that is only a failure, and not of the
 // attempt that the application is bound to, it returns the call's own error.
 func (s *retryStream) receiveRest(m any) error {
-	at, bound := s.rest, false
-	if at == nil && s.at != nil && s.at.committed && s.at.broken == nil && !s.at.isCut() && !s.at.received {
-		at, bound = s.at, true
-	}
-	final, ended := s.final, s.phase == phaseEnded
+	at, final, ended := s.rest, s.final, s.phase == phaseEnded
+	nothing := at == nil || at.received || at.broken != nil || at.isCut()
 	s.mu.Unlock()
-	if at == nil {
+	if nothing {
 		return final
 	}
 	err := at.recv(m)
-	if ended && !bound && (err == nil || isEOF(err)) {
+	if ended && !at.committed && (err == nil || isEOF(err)) {
 		s.call.show(at.attempt) // in place of one that had failed before
 	}
 	s.mu.Lock()
@@ -160,12 +154,11 @@ func (s *retryStream) receiveRest(m any) error {
 	case err == nil && s.desc.ServerStreams:
 		return nil
 	case err == nil:
-		s.rest, s.final = nil, io.EOF // the status came with the response
+		s.final = io.EOF // the status came with the response
 		return nil
-	case isEOF(err), status.Code(readable(err)) != codes.Canceled && (bound || at.hasMessage || s.call.policy.dryRun):
+	case isEOF(err), status.Code(readable(err)) != codes.Canceled && (at.committed || at.hasMessage || s.call.policy.dryRun):
 		s.final = err // unless it is CANCELED: the library may have cancelled the attempt
 	}
-	s.rest = nil
 	return s.final
 }
 
@@ -176,7 +169,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	returned := false
 	defer func() {
 		if !returned { // a codec panics
-			s.left(&s.receiving, true)
+			s.left(&s.receiving)
 			at.abandon(errPanicked, false)
 		}
 	}()
@@ -229,6 +222,9 @@ func (at *streamAttempt) recv(m any) error {
 	switch {
 	case err != nil:
 		at.received = true
+		if at.broken != nil && !isEOF(err) {
+			err = at.broken // the attempt was released then
+		}
 	case at.of.desc.ServerStreams:
 		at.hasMessage = true
 	default:
@@ -257,9 +253,6 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	if err == nil {
 		s.bindTo(at)
 		return true, s.receivedCommitted(at, nil)
-	}
-	if at.broken != nil && !isEOF(err) {
-		err = at.broken
 	}
 	s.recover(at, err, m)
 	if isEOF(err) {

@@ -88,7 +88,7 @@ func (s *retryStream) publish(at *streamAttempt) {
 // bindTo needs mu, and returns without. It commits the stream to the attempt.
 func (s *retryStream) bindTo(at *streamAttempt) {
 	answered := at.hasMessage || s.ahead != nil
-	at.committed = true
+	at.committed, s.rest = true, at
 	s.setPhase(phaseCommitting)
 	clear(s.out.queue[:at.sent]) // these messages are not sent again
 	at.catchUp()

@@ -175,10 +175,6 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
 		s.headed(at, md, headerErr)
 		s.mu.Lock()
-		if s.uses(at) { // an interceptor below hides what it is, so that only RecvMsg can tell
-			s.bindTo(at)
-			s.mu.Lock()
-		}
 	}
 	defer s.mu.Unlock()
 	for !asksRecvMsg(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
@@ -215,7 +211,7 @@ func (at *streamAttempt) hand(send func() error) (err error) {
 	before := at.users.hasEnded()
 	defer func() {
 		at.handed(err, before)
-		at.of.left(&at.of.sending, false)
+		at.of.left(&at.of.sending)
 	}()
 	return send()
 }

@@ -54,7 +54,9 @@ type streamState struct {
 	// returns. It is nil if that attempt has no stream.
 	at *streamAttempt
 
-	rest *streamAttempt // has ended the call while the application received nothing, and may still have messages for it; nil for none
+	// The attempt that the application is bound to or, at the end, that has ended the call while the application received nothing: it may
+	// still have messages. It is nil if there is none.
+	rest *streamAttempt
 
 	// The numbers of the application's goroutines that receive from an attempt, ask for its headers, or send. The one
 	// that receives judges a failure, because it alone learns the status.
