@@ -77,9 +77,7 @@ func (s *retryStream) allLost(e ending, m any) {
 	s.mu.Unlock()
 	s.call.show(e.attempt)
 	a, err := s.call.next(e)
-	if a != nil {
-		replies.Empty(m)
-	}
+	replies.Empty(m)
 	_ = s.openFrom(a, err)
 }
 

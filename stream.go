@@ -42,8 +42,7 @@ import (
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
 // application abandons is not reported, and the stream counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
-// Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. A Header that an interceptor
-// answers with nothing, or with an error, commits the stream, too. For
+// Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
 // The stream that an interceptor below returns must have gRPC's Context, or one that comes from it, because that knows the peer.

@@ -149,14 +149,17 @@ func (at *streamAttempt) isUnreceived() bool {
 }
 
 // left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an
-// end meanwhile, it deals with that.
-func (s *retryStream) left(n *int32) {
+// end meanwhile, it deals with that, by a goroutine of its own unless waits is true.
+func (s *retryStream) left(n *int32, waits bool) {
 	s.mu.Lock()
 	*n--
 	at, ended := s.at, s.at != nil && s.at.end != nil
 	s.mu.Unlock()
-	if ended {
+	switch {
+	case ended && waits:
 		at.noticed(false)
+	case ended:
+		go at.noticed(false)
 	}
 }
 

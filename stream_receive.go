@@ -57,7 +57,7 @@ func (s *retryStream) receiveAhead() bool {
 func (at *streamAttempt) askHeader() (metadata.MD, error) {
 	s := at.of
 	defer func() {
-		s.left(&s.heading)
+		s.left(&s.heading, true)
 		s.idle()
 	}()
 	s.call.contest.resume(at.attempt)
@@ -92,8 +92,11 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 	case failure != nil && (md == nil || at.Err() != nil): // otherwise messages may have been kept back below
 		s.recover(at, failure, nil)
 		return false
+	case md == nil: // an interceptor below returned this, or gRPC's report is late: RecvMsg learns the fate of the attempt
+		s.mu.Unlock()
+		return true
 	default:
-		s.bindTo(at) // also if an interceptor below hides the headers
+		s.bindTo(at)
 		return true
 	}
 }
@@ -169,7 +172,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	returned := false
 	defer func() {
 		if !returned { // a codec panics
-			s.left(&s.receiving)
+			s.left(&s.receiving, true)
 			at.abandon(errPanicked, false)
 		}
 	}()
@@ -206,12 +209,8 @@ func (at *streamAttempt) leave() {
 // recv calls RecvMsg of an attempt, and records the result. Nothing of another attempt, or of a retry that fails, stays in the
 // application's message.
 func (at *streamAttempt) recv(m any) error {
-	retried := at.number > 1 && !at.hasMessage
-	if retried {
-		replies.Empty(m)
-	}
 	err := at.stream.RecvMsg(m)
-	if retried && err != nil {
+	if err != nil && at.number > 1 && !at.hasMessage {
 		replies.Empty(m)
 	}
 	if isEOF(err) {

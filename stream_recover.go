@@ -55,7 +55,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	below := ctx.Err() // without mu, because it may be an interceptor's
 	s.mu.Lock()
 	at.stream, s.rest, s.abort = stream, nil, nil
-	if at.broken != nil {
+	if at.broken != nil && (err == nil || s.call.ctx.Err() == nil && !isClosed(s.call.cc)) {
 		err = at.broken
 	}
 	if err == nil {

@@ -159,6 +159,7 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 	}
 	s.sending++
 	s.mu.Unlock()
+	defer s.left(&s.sending, false)
 	if err := at.hand(send); err != nil {
 		return s.sendFailed(at, err)
 	}
@@ -168,16 +169,21 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 // sendFailed returns the error of the application's SendMsg when that of an attempt has failed with err. If nobody
 // receives, this goroutine finds out why: from RecvMsg or, if it cannot call that, from Header.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
+	asks := asksRecvMsg(err) // without mu, because it may be an interceptor's
 	s.mu.Lock()
-	if asksRecvMsg(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
+	if asks && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
 		s.headed(at, md, headerErr)
 		s.mu.Lock()
+		if s.uses(at) { // an interceptor below hides what it is, so that only RecvMsg can tell
+			s.bindTo(at)
+			s.mu.Lock()
+		}
 	}
 	defer s.mu.Unlock()
-	for !asksRecvMsg(err) && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
+	for !asks && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
 		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
 			s.mu.Lock()
@@ -195,7 +201,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	if s.isBound() {
 		s.bypass(at)
 	}
-	if s.isOver() && !asksRecvMsg(err) && isSame(s.final, err) {
+	if s.isOver() && !asks && isSame(s.final, err) {
 		return s.final
 	}
 	return err
@@ -209,10 +215,7 @@ func asksRecvMsg(err error) bool { return errors.Is(readable(err), io.EOF) }
 func (at *streamAttempt) hand(send func() error) (err error) {
 	err = errPanicked
 	before := at.users.hasEnded()
-	defer func() {
-		at.handed(err, before)
-		at.of.left(&at.of.sending)
-	}()
+	defer func() { at.handed(err, before) }()
 	return send()
 }
 

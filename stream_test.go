@@ -467,7 +467,8 @@ func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
 					t.Errorf("%d attempts were made and %d reported, want 1", made, seen)
 				}
 				wantBalance(t, slot, time.Now(), 1)
-				wantLines(t, logs, "DEBUG…retrying", "WARN…the same object was sent twice…method=/streams/Chat", "WARN…gave up…reason=committed")
+				wantLines(t, logs, "DEBUG…retrying", "WARN…the same object was sent twice…method=/streams/Chat",
+					"WARN…gave up…reason=committed")
 			})
 		})
 	}
