@@ -435,14 +435,10 @@ func (c *call) wait(do action) (reason error, gone bool) {
 			return v.Reason, false
 		}
 	}
-	switch ctx := c.limited(); { // whether the ClientConn is closed was asked when the attempt failed, and after a wait
-	case ctx.Err() != nil:
+	if ctx := c.limited(); ctx.Err() != nil { // the rest was asked when the attempt failed, and after a wait
 		return causeOf(ctx), true
-	case c.stream.isFinal():
-		return ErrCommitted, false
-	default:
-		return nil, false
 	}
+	return nil, false
 }
 
 // another returns the next attempt, which is to be handed to gRPC.

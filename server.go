@@ -180,16 +180,14 @@ func (s *server) handle(
 			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
 	}
 	r := layers.New(ctx, s.Limit(by == layers.Caller, mark))
-	succeeded := false // a panic is a failure
+	err = errPanicked // until the handler returns
 	defer func() {
 		r.Respond()
-		if !succeeded {
+		if err != nil {
 			s.failed(r, err, method, setTrailer)
 		}
 	}()
-	err = handler(r)
-	succeeded = err == nil
-	return err
+	return handler(r)
 }
 
 // A requestStream gives a stream's handler the context of its request.
@@ -211,7 +209,7 @@ func (s *requestStream) SendMsg(m any) error {
 }
 
 // failed has the response of a handler that failed say "do not retry", if there is a reason to. err is
-// the handler's error, nil if it panicked.
+// the handler's error.
 func (s *server) failed(r *layers.Request, err error, method string, setTrailer func(metadata.MD) error) {
 	if !s.StopsCallers || !r.GaveUp() && !tellsOfGivingUp(readable(err)) {
 		return
