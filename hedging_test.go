@@ -568,3 +568,47 @@ func TestNoAttemptIsLostToTheCallersEnd(t *testing.T) {
 }
 
 var errEnough = errors.New("enough")
+
+// A hedge ends with the timeout of the service config, which covers the call.
+func TestAHedgeEndsWithTheTimeoutOfTheServiceConfig(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, func(n int) answer {
+			if n == 1 {
+				return answer{delay: 2 * second, err: status.Error(codes.Unavailable, "down")}
+			}
+			return answer{hang: true}
+		})
+		hedging := WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true})
+		cc := server.conn(t, append(DialOptions(hedging, WithMaxAttempts(2)),
+			grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "timeout": "3s"}]}`))...)
+		connect(t, cc)
+		start := time.Now()
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		if took := time.Since(start); status.Code(err) != codes.DeadlineExceeded || took != 3*second {
+			t.Errorf("the call has ended with %v after %v, want DEADLINE_EXCEEDED after 3s", err, took)
+		}
+	})
+}
+
+// A callback panics at the end of an attempt that has lost. The hedge that has won, and is not the newest, gives its slot back.
+func TestAPanicAfterAHedgeHasWonKeepsNoSlot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, slots := serve(t, func(n int) answer { return answer{delay: 2 * second, hang: n != 2} }), concurrencyBudgetOf(t, 2)
+		client := server.client(t, WithHedging(Hedging{Delay: HedgeAfter(second), Budget: slots, AllMethodsAreSafe: true}), WithMaxAttempts(3),
+			WithObserver(func(_ context.Context, e Event) {
+				if e.Kind == AttemptEnd && e.Attempt.Number == 1 {
+					panic("mine")
+				}
+			}))
+		func() {
+			defer func() {
+				if p := recover(); p != "mine" {
+					t.Errorf("the call panicked with %v, want the observer's panic", p)
+				}
+			}()
+			_, err := client.Echo(t.Context(), request())
+			t.Errorf("err = %v, want the observer's panic", err)
+		}()
+		wantBalance(t, slots, time.Now(), 2)
+	})
+}
