@@ -543,3 +543,45 @@ func TestNothingOfAMessageThatCameTooLateIsLeft(t *testing.T) {
 		})
 	}
 }
+
+// The ClientConn may be closed at any moment of a SendMsg that finds an end. If OnFinish panics then, the application can recover.
+func TestAPanicInOnFinishWhileSendMsgFindsTheEnd(t *testing.T) {
+	for moment := range 12 {
+		bubble(t, func(t *testing.T) {
+			var cc *grpc.ClientConn
+			sent, read := 0, 0
+			cc = serveScripts(t, "recv a; fail NOT_FOUND").conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+				return &hookedStream{ClientStream: s, send: func(m any) error {
+					if sent++; sent == 1 {
+						defer func() { go s.RecvMsg(new(echov1.EchoResponse)) }() // it receives ahead
+						return s.SendMsg(m)
+					}
+					return readError{status.Error(codes.Unavailable, "below"), func() {
+						if read++; read == moment {
+							cc.Close()
+						}
+					}}
+				}}
+			}))...)
+			app := openOn(t, cc, bidiStream, grpc.OnFinish(func(error) { panic("mine") }))
+			app.play(t, "send a; wait 1s")
+			for _, method := range []func(any) error{app.stream.SendMsg, app.stream.RecvMsg} {
+				func() {
+					defer func() { _ = recover() }()
+					_ = method(new(echov1.EchoRequest))
+				}()
+			}
+		})
+	}
+}
+
+// A readError tells when it is read.
+type readError struct {
+	error
+	read func()
+}
+
+func (e readError) Unwrap() error {
+	e.read()
+	return e.error
+}

@@ -182,7 +182,6 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 			s.mu.Lock()
 		}
 	}
-	defer s.mu.Unlock()
 	for !asks && (s.uses(at) || s.phase == phaseRecovering || s.phase == phaseRacing) {
 		if s.uses(at) && at.end != nil && !s.isAwaited() { // it had ended before SendMsg, and only RecvMsg can tell how
 			s.bindTo(at)
@@ -191,6 +190,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 		}
 		s.change.Wait() // for the goroutine that judges the failure
 	}
+	defer s.mu.Unlock()
 	switch {
 	case s.isOver() && s.at != at && !isEOF(s.final):
 		return io.EOF // whichever attempts the message has reached, they have failed
