@@ -87,7 +87,7 @@ func (c *call) end(how *callFailure) {
 	}
 	if c.stream != nil {
 		c.stream.ending(how.err)
-		if c.stream.spoilt { // perhaps while there was no attempt to commit it to
+		if c.stream.spoilt { // which nobody changes any more; there may have been no attempt to commit the stream to
 			c.retrier.report.sentAgain(&c.facts)
 		}
 	}

@@ -25,7 +25,8 @@ import (
 // it, says the same. If the server has sent headers, gRPC tells only in RecvMsg why the attempt has failed. If no
 // other goroutine is in RecvMsg or Header, SendMsg receives instead, as the type that the linked proto names, like
 // Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream is committed from then on.
-// SendMsg waits for the next attempt if it has found the failure itself, or if the buffer or the replay memory is full.
+// SendMsg waits for the next attempt if it has found the failure itself, or if the buffer or the replay memory is full while another
+// goroutine is retrying.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the call's context, which the stream's end does not end. They do not commit a hedged stream
@@ -120,8 +121,8 @@ func (s *retryStream) SendMsg(m any) error {
 // CloseSend implements grpc.ClientStream.
 func (s *retryStream) CloseSend() error {
 	s.mu.Lock()
-	at, again := s.at, s.done
-	s.done = true
+	at, again := s.at, s.halfClosed
+	s.halfClosed = true
 	switch {
 	case s.mayPass(at):
 		s.mu.Unlock()

@@ -53,7 +53,7 @@ func (o *outbox) lacks(at *streamAttempt) bool { return at.sent < len(o.queue) }
 
 // isComplete needs mu. It reports whether the application has nothing more to send.
 func (s *retryStream) isComplete() bool {
-	return s.done || !s.desc.ClientStreams && len(s.out.queue) > 0
+	return s.halfClosed || !s.desc.ClientStreams && len(s.out.queue) > 0
 }
 
 // A sender says who may send to an attempt.
@@ -123,7 +123,7 @@ func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 			s.abort()
 		}
 	}
-	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.spoilt && !s.done
+	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.spoilt && !s.halfClosed
 }
 
 // commitToSend needs mu, which it gives back in between. It takes the next step towards a committed stream, which

@@ -62,13 +62,13 @@ type streamState struct {
 	// that receives judges a failure, because it alone learns the status.
 	receiving, heading, sending int32
 
-	phase  phase
-	bind   bool   // commit to the attempt that follows: Context or Trailer was called
-	done   bool   // CloseSend was called
-	spoilt bool   // a message may have changed since it was sent: they must not be sent again
-	abort  func() // ends the wait for another attempt, or its opening, when spoilt becomes true; nil for none
-	ahead  any    // the first message of a hedged stream, received to know whose headers to return; nil for none
-	final  error  // when ending or ended: the error that RecvMsg returns
+	phase      phase
+	bind       bool   // commit to the attempt that follows: Context or Trailer was called
+	halfClosed bool   // CloseSend was called
+	spoilt     bool   // a message may have changed since it was sent: they must not be sent again
+	abort      func() // ends the wait for another attempt, or its opening, when spoilt becomes true; nil for none
+	ahead      any    // the first message of a hedged stream, received to know whose headers to return; nil for none
+	final      error  // when ending or ended: the error that RecvMsg returns
 }
 
 // show makes the attempt whose end the application would see now the one in use.

@@ -525,7 +525,10 @@ func TestSendMsgThatIsOvertakenByARetryHasSentItsMessage(t *testing.T) {
 				if attempts++; attempts > 1 {
 					return s
 				}
-				return throttledStream{s}
+				return &hookedStream{ClientStream: s, send: func(m any) error {
+					time.Sleep(5 * second)
+					return s.SendMsg(m)
+				}}
 			}))...), desc)
 			var receiver sync.WaitGroup
 			receiver.Go(func() { app.play(t, "recv 1; recv EOF") })
@@ -535,18 +538,10 @@ func TestSendMsgThatIsOvertakenByARetryHasSentItsMessage(t *testing.T) {
 	}
 }
 
-// A throttledStream takes five seconds to send.
-type throttledStream struct{ grpc.ClientStream }
-
-func (s throttledStream) SendMsg(m any) error {
-	time.Sleep(5 * second)
-	return s.ClientStream.SendMsg(m)
-}
-
 // The retry waits in gRPC for a new connection when the object is filled and sent again. That wait ends, too.
 func TestAnObjectFilledAgainWhileARetryOpensIsNotSent(t *testing.T) {
 	for name, tt := range map[string]struct {
-		refused bool // else it takes a minute to connect
+		refused bool // otherwise connecting takes for ever
 		call    []grpc.CallOption
 	}{
 		"connecting":     {false, nil},
