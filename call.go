@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/bytarget"
@@ -95,63 +94,49 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	return nil
 }
 
-// plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy, and where it
-// wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
-// no care, and if its policy does not depend on the channel. For other calls the policy is nil, and prepare decides.
-func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
+// plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy and options. A call
+// is plain if a generated stub makes it, for no request of a server, with options of gRPC that need no care, if its policy is plain and
+// does not depend on the channel, and if no sink watches it. For other calls the policy is nil, and prepare decides.
+func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption, o *grpcOptions) *policy {
 	static := false
 	for _, opt := range opts {
 		switch opt := opt.(type) {
 		case grpc.StaticMethodCallOption:
 			static = true
 		case grpc.HeaderCallOption:
-			if header != nil {
-				return nil, nil, nil
-			}
-			header = opt.HeaderAddr
+			o.header, o.others = opt.HeaderAddr, o.others || o.header != nil
 		case grpc.TrailerCallOption:
-			if trailer != nil {
-				return nil, nil, nil
-			}
-			trailer = opt.TrailerAddr
+			o.trailer, o.others = opt.TrailerAddr, o.others || o.trailer != nil
 		default:
-			return nil, nil, nil
+			return nil
 		}
 	}
 	policies := r.settings.current()
-	if !static || !r.builtInRetryOff || policies.channels != nil || layers.Of(ctx) != nil {
-		return nil, nil, nil
+	if !static || o.others || !r.builtInRetryOff || policies.channels != nil || layers.Of(ctx) != nil || r.report.watches(ctx) {
+		return nil
 	}
 	m := policies.plain
 	if m == nil {
 		m = policies.ofStub(method)
 	}
-	if m.Hedging != nil || m.MaxAttempts == 1 {
-		return nil, nil, nil
+	if !m.isPlain {
+		return nil
 	}
-	return m.policy, header, trailer
+	o.list = opts
+	return m.policy
 }
 
-// begin starts the call and its first attempt, which it returns; in makes it in its context. A unary call without a
-// contest does the same by itself, 2% faster.
+// begin starts the call and its first attempt, which it returns; in makes it in its context.
 func (c *call) begin(in func(context.Context) *attempt) *attempt {
-	c.budget, c.spans, c.start = c.open()
+	c.budget, c.hedgeBudget = c.budgetOf(c.policy.Budget), c.budgetOf(c.hedgeBudget)
+	c.options.clear() // an earlier call may have filled the same variables
+	c.spans, c.start = c.retrier.report.callStarted(&c.facts), instantNow()
 	a := in(c.firstContext())
 	a.cc, a.method, a.number, a.start = c.cc, c.method, 1, c.start
 	a.PeerAddr, c.newest = &a.peer, a
 	c.retrier.report.attemptStarted(&c.facts, a)
 	c.contest.start(a)
 	return a
-}
-
-// open starts the call. It returns the call's budget, spans and start: storing them here, through a pointer, is slower.
-func (c *call) open() (Budget, *callSpans, instant) {
-	b := c.budgetOf(c.policy.Budget)
-	if c.hedgeBudget != nil {
-		c.hedgeBudget = c.budgetOf(c.hedgeBudget)
-	}
-	c.options.clear() // an earlier call may have filled the same variables
-	return b, c.retrier.report.callStarted(&c.facts), instantNow()
 }
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
@@ -161,14 +146,6 @@ func (f *facts) firstContext() context.Context {
 		return f.ctx
 	}
 	return layers.Header{Limited: f.worksFor.IsRetry()}.In(f.ctx)
-}
-
-// newFirst returns the first attempt of a call that is neither a stream nor contested, in a context. It has extras if it needs them.
-func (c *call) newFirst(ctx context.Context) *attempt {
-	if c.policy.UnsentOnly || c.retrier.report.wantsHeader(&c.facts) {
-		return new(fullAttempt).in(ctx)
-	}
-	return &attempt{Context: ctx}
 }
 
 // A call asks for its plan in three ways: plan returns it if there is one; informedPlan makes it, and reads the channel, until
@@ -208,7 +185,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	}
 	c.cold = &cold{}
 	p := c.plan()
-	p.begin(c.policy, c.budget, c.hedgeBudget, c.retrier.targetOf(&c.facts), c.start, deadlineOf(c.ctx, now))
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.retrier.targetOf(c.backend), c.start, deadlineOf(c.ctx, now))
 	p.single = c.worksFor.IsRetry()
 	if c.mode == modeHedged {
 		p.delay = c.delay
@@ -221,28 +198,28 @@ func (c *call) startPlan(now time.Time) *plan {
 }
 
 // budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
-func (f *facts) budgetOf(b Budget) Budget {
+func (of backend) budgetOf(b Budget) Budget {
 	if t, ok := b.(*perTarget); ok {
-		return ofTarget(f, &t.targets)
+		return ofTarget(of, &t.targets)
 	}
 	return b
 }
 
 // targetOf returns what the Retrier knows about a call's target.
-func (r *Retrier) targetOf(f *facts) *target { return ofTarget(f, &r.targets.Map) }
+func (r *Retrier) targetOf(of backend) *target { return ofTarget(of, &r.targets.Map) }
 
 // ofTarget returns what m has for a call's target.
-func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
-	if f.cc == nil {
-		return m.Named(f.functionTarget)
+func ofTarget[T any](of backend, m *bytarget.Map[T]) T {
+	if of.cc == nil {
+		return m.Named(of.functionTarget)
 	}
-	return m.Dialed(f.cc.Target(), f.cc.CanonicalTarget)
+	return m.Dialed(of.cc.Target(), of.cc.CanonicalTarget)
 }
 
 // noteAnswer records that the target has answered an attempt. In good times, it costs a comparison.
-func (c *call) noteAnswer(sent instant) {
-	if c.retrier.targets.failing.Load() > 0 {
-		c.retrier.targetOf(&c.facts).answer(sent)
+func (r *Retrier) noteAnswer(by backend, sent instant) {
+	if r.targets.failing.Load() > 0 {
+		r.targetOf(by).answer(sent)
 	}
 }
 
@@ -493,15 +470,20 @@ func (c *call) deposit(a *attempt, r Result) {
 		p.ended(o, a.start)
 		return
 	}
-	if b, is := c.budget.(*ratioBudget); is && o.answered() {
-		b.tokens.Earn(c.start.sinceOrigin()) // as Deposit does, but dated without the clock
-	} else {
-		c.budget.Deposit(o)
-	}
+	depositUnplanned(c.budget, o, c.start)
 	if c.hedgeBudget != nil {
 		c.hedgeBudget.Deposit(o) // dated at the call's end: the window of the default is only a second
 	}
 	if o.answered() {
-		c.noteAnswer(a.start)
+		c.retrier.noteAnswer(c.backend, a.start)
+	}
+}
+
+// depositUnplanned reports the result of an attempt, without a plan, to the method's budget. start is the call's.
+func depositUnplanned(b Budget, o Outcome, start instant) {
+	if ratio, is := b.(*ratioBudget); is && o.answered() {
+		ratio.tokens.Earn(start.sinceOrigin()) // as Deposit does, but dated without the clock
+	} else {
+		b.Deposit(o)
 	}
 }

@@ -21,10 +21,7 @@ func (c *call) succeed(a *attempt) {
 	if c.stream != nil {
 		c.stream.ending(nil)
 	}
-	if a.number > 1 || c.retrier.report.watches(&c.facts) {
-		header := c.collect(a)
-		c.retrier.report.callSucceeded(&c.facts, c.history(), c.made(), a, header)
-	}
+	c.retrier.report.callSucceeded(&c.facts, c.history(), c.made(), a, c.collect(a))
 	if c.limit != nil || c.options.mixed {
 		c.finish(nil)
 	}

@@ -53,7 +53,7 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending 
 func (s *retryStream) won(e ending, m any, ahead bool) error {
 	at := e.attempt.bounds().stream
 	if !at.isLate() {
-		s.call.noteAnswer(at.start) // while no other goroutine can end the call
+		s.call.retrier.noteAnswer(s.call.backend, at.start) // while no other goroutine can end the call
 	}
 	s.mu.Lock()
 	s.at = at

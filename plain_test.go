@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -32,9 +34,10 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 	quantile := HedgeAtQuantile(0.9, time.Millisecond, time.Second)
 	retriers := map[string][]Option{
 		"defaults":       nil,
-		"one policy":     {WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Aborted}}), WithUnsentOnly(true)},
+		"one policy":     {WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Aborted}}), WithMaxElapsed(time.Second)},
+		"unsent only":    {WithUnsentOnly(true)},
 		"a timeout":      {WithAttemptTimeout(time.Second)},
-		"a classifier":   {WithRetryIf(func(error) bool { return true }), WithMaxElapsed(time.Second)},
+		"a classifier":   {WithRetryIf(func(error) bool { return true })},
 		"one attempt":    {WithMaxAttempts(1)},
 		"a dry run":      {WithDryRun(true)},
 		"hedging":        {WithHedging(Hedging{Delay: HedgeAfter(time.Second), AllMethodsAreSafe: true})},
@@ -43,6 +46,9 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 		"levels":         {WithSafeMethods()},
 		"service config": {WithServiceConfig(`{"methodConfig": []}`)},
 		"the channel's":  {WithResolverServiceConfig(true)},
+		"an observer":    {WithObserver(func(context.Context, Event) {})},
+		"metrics":        {WithMeterProvider(noop.NewMeterProvider())},
+		"a call span":    {WithCallSpan(true)},
 	}
 	var header, trailer, second metadata.MD
 	calls := map[string][]grpc.CallOption{
@@ -75,15 +81,16 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 					ctx = layers.New(ctx, true)
 				}
 				for what, opts := range calls {
-					p, header, trailer := r.plain(ctx, "/pkg.Service/Method", opts)
+					var o grpcOptions
+					p := r.plain(ctx, "/pkg.Service/Method", opts, &o)
 					if p == nil {
 						continue
 					}
 					plain[fmt.Sprintf("%s, %s, built-in retries off: %t, for a request: %t", name, what, off, isServers)] = true
-					got := call{retrier: r, facts: facts{ctx: ctx, cc: cc, method: "/pkg.Service/Method"}}
+					got := call{retrier: r, facts: facts{backend: backend{cc: cc}, ctx: ctx, method: "/pkg.Service/Method"}}
 					want := got
 					got.policy, got.mode, got.static = p, modeRetried, true
-					got.options = grpcOptions{list: opts, header: header, trailer: trailer}
+					got.options = o
 					if err := want.prepare(opts, nil, new(int)); err != nil {
 						t.Fatal(err)
 					}
@@ -94,7 +101,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"defaults", "one policy", "a timeout", "a classifier", "a dry run", "a method", "levels", "service config"} {
+	for _, name := range []string{"defaults", "one policy", "a method", "service config"} {
 		for _, what := range []string{"a stub", "outputs"} {
 			which := fmt.Sprintf("%s, %s, built-in retries off: true, for a request: false", name, what)
 			if !plain[which] {
@@ -146,6 +153,47 @@ func TestOutputsOfAPlainCall(t *testing.T) {
 	}
 }
 
+// A plain call whose first attempt is answered, or panics, below reports that to the budget once, leaves nothing of an earlier call in the
+// caller's variables, and gives interceptors below no room for options of the library's own.
+func TestTheFirstAttemptOfAPlainCall(t *testing.T) {
+	for name, tt := range map[string]struct {
+		invoker grpc.UnaryInvoker
+		want    Result
+	}{
+		"is answered": {succeed, Succeeded},
+		"panics": {func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			panic("as the test wants")
+		}, Ignored},
+		"ends the goroutine": {func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			runtime.Goexit()
+			return nil
+		}, Ignored},
+	} {
+		t.Run(name, func(t *testing.T) {
+			budget := &tally{}
+			intercept := UnaryClientInterceptor(WithBudget(budget), WithBuiltInRetryDisabled())
+			header, trailer := metadata.Pairs("of", "an earlier call"), metadata.Pairs("of", "an earlier call")
+			var room int
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() { _ = recover() }()
+				_ = intercept(t.Context(), "/pkg.Service/Method", nil, nil, nil, func(
+					ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, opts ...grpc.CallOption) error {
+					room = cap(opts) - len(opts)
+					return tt.invoker(ctx, method, req, reply, cc, opts...)
+				}, grpc.StaticMethod(), grpc.Header(&header), grpc.Trailer(&trailer))
+			}()
+			<-done
+			var want counts
+			want.told[tt.want], want.highest = 1, 1
+			if budget.counts != want || header != nil || trailer != nil || room > 0 {
+				t.Errorf("the budget was told %+v, want %+v; header %v, trailer %v, room for %d options", budget.counts, want, header, trailer, room)
+			}
+		})
+	}
+}
+
 // A method has the policy of the narrowest pattern, however many are called, and only those of stubs are remembered.
 func TestPoliciesOfManyMethods(t *testing.T) {
 	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)),
@@ -159,12 +207,12 @@ func TestPoliciesOfManyMethods(t *testing.T) {
 			for name, want := range map[string]int{
 				"/a.Service/Method": 3, fmt.Sprint("/a.Service/Method", n): 2, fmt.Sprint("/b.Service/Method", n): 4,
 			} {
-				if p, _, _ := r.plain(t.Context(), name, stub); p.MaxAttempts != want {
+				if p := r.plain(t.Context(), name, stub, new(grpcOptions)); p.MaxAttempts != want {
 					t.Fatalf("%s may make %d attempts, want %d", name, p.MaxAttempts, want)
 				}
 			}
 			another := fmt.Sprint("/c.Service/Method", n)
-			if p, _, _ := r.plain(t.Context(), another, nil); p != nil || r.Policy(another).MaxAttempts != 4 {
+			if p := r.plain(t.Context(), another, nil, new(grpcOptions)); p != nil || r.Policy(another).MaxAttempts != 4 {
 				t.Fatalf("%s has %+v", another, r.Policy(another))
 			}
 		}

@@ -188,6 +188,7 @@ type policy struct {
 	codes                                    codeSet
 	attemptsScope, budgetScope, hedgingScope string // the names of the scopes that MaxAttempts, Budget and Hedging come from
 	overGRPC                                 bool   // calls are not left to gRPC, see methodPolicies.finish
+	isPlain                                  bool   // a success needs none of it but the budget, see Retrier.plain
 }
 
 // newPolicy fills in the defaults: in place of fields that are not set, and of values that stand for them.
@@ -216,6 +217,7 @@ func newPolicy(given *partial, fallback budgets) *policy {
 		hedging.Budget = fallback.hedges
 		p.Hedging = &hedging
 	}
+	p.isPlain = p.MaxAttempts > 1 && p.Hedging == nil && p.AttemptTimeout <= 0 && !p.UnsentOnly && !p.dryRun && p.Classifier == nil
 	return p
 }
 

@@ -28,17 +28,22 @@ type reporter struct {
 
 // The facts of a call are all that the sinks know about it.
 type facts struct {
-	ctx            context.Context  // the caller's, within the call span if there is one
+	backend
+	ctx      context.Context // the caller's, within the call span if there is one
+	method   string          // "/pkg.Service/Method", or a function's name
+	policy   *policy
+	static   bool // the number of methods is limited: a generated stub makes the call, or it is a function
+	mode     mode
+	budget   Budget
+	start    instant
+	worksFor *layers.Request // the request of the server whose handler makes the call; nil if there is none
+	spans    *callSpans      // nil if no span records
+}
+
+// A backend is what a call is made to.
+type backend struct {
 	cc             *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
-	method         string           // "/pkg.Service/Method", or a function's name
 	functionTarget string           // the target of a function, see Retrier.Do; otherwise ""
-	policy         *policy
-	static         bool // the number of methods is limited: a generated stub makes the call, or it is a function
-	mode           mode
-	budget         Budget
-	start          instant
-	worksFor       *layers.Request // the request of the server whose handler makes the call; nil if there is none
-	spans          *callSpans      // nil if no span records
 }
 
 // dialed returns the target as it was dialed.
@@ -92,8 +97,10 @@ func (r *reporter) callStarted(f *facts) *callSpans {
 // observed reports whether there is an observer now.
 func (r *reporter) observed() bool { return !r.observers.list.IsEmpty() }
 
-// watches reports whether there is a sink for a success.
-func (r *reporter) watches(f *facts) bool { return f.spans != nil || r.metrics != nil || r.observed() }
+// watches reports whether there is a sink for the start, or the success, of a call in a context.
+func (r *reporter) watches(ctx context.Context) bool {
+	return r.tracer != nil || r.metrics != nil || r.observed() || trace.SpanFromContext(ctx).IsRecording()
+}
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {

@@ -64,7 +64,7 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	c := call{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}
+	c := call{retrier: r, facts: facts{backend: backend{cc: cc}, ctx: ctx, method: method}}
 	if err := c.prepare(opts, desc, nil); err != nil {
 		return nil, err
 	}

@@ -263,7 +263,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 // noteAnswer takes note of an attempt's first message.
 func (at *streamAttempt) noteAnswer() {
 	if !at.isLate() {
-		at.of.call.noteAnswer(at.start)
+		at.of.call.retrier.noteAnswer(at.of.call.backend, at.start)
 	}
 	at.measure(at.of.call.learner, false)
 }
