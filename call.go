@@ -62,7 +62,7 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
 	var ch channel // read only if the call must know at its start what it says
-	if c.cc != nil && policies.channels != nil || c.retrier.hasBuiltInPolicy(&c.facts) {
+	if c.cc != nil && policies.channels != nil || c.retrier.hasBuiltInPolicy(c.cc, c.method) {
 		ch = c.channel()
 	}
 	if err := firstError(own); err != nil {
@@ -95,9 +95,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 }
 
 // plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy and options. A call
-// is plain if a generated stub makes it, for no request of a server, with options of gRPC that need no care, if its policy is plain and
-// does not depend on the channel, and if no sink watches it. For other calls the policy is nil, and prepare decides.
-func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption, o *grpcOptions) *policy {
+// is plain if a generated stub makes it, for no request of a server, with options of gRPC that need no care, and if its policy is plain and
+// does not depend on the channel. For other calls the policy is nil, and prepare decides.
+func (r *Retrier) plain(ctx context.Context, cc *grpc.ClientConn, method string, opts []grpc.CallOption, o *grpcOptions) *policy {
 	static := false
 	for _, opt := range opts {
 		switch opt := opt.(type) {
@@ -112,14 +112,14 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 		}
 	}
 	policies := r.settings.current()
-	if !static || o.others || !r.builtInRetryOff || policies.channels != nil || layers.Of(ctx) != nil || r.report.watches(ctx) {
+	if !static || o.others || policies.channels != nil || layers.Of(ctx) != nil || r.hasBuiltInPolicy(cc, method) {
 		return nil
 	}
 	m := policies.plain
 	if m == nil {
 		m = policies.ofStub(method)
 	}
-	if !m.isPlain {
+	if !m.isPlain || m.overGRPC && !r.builtInRetryOff {
 		return nil
 	}
 	o.list = opts
@@ -458,7 +458,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 		return c.mayGRPCRetry()
 	}
 	p := c.plan()
-	return (p.counted() > 1 || p.config.informed && !p.config.builtIn) && c.retrier.hasBuiltInPolicy(&c.facts)
+	return (p.counted() > 1 || p.config.informed && !p.config.builtIn) && c.retrier.hasBuiltInPolicy(c.cc, c.method)
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

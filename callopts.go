@@ -23,7 +23,7 @@ type grpcOptions struct {
 // read reads a call's options, and returns this library's own. nested reports that the call is an
 // attempt of ours: an outer interceptor retries it.
 func (o *grpcOptions) read(list []grpc.CallOption, f *facts, report *reporter) (own []*policyOption, nested bool) {
-	o.list = list
+	*o = grpcOptions{list: list}
 	for _, opt := range list {
 		switch opt := opt.(type) {
 		case grpc.StaticMethodCallOption:

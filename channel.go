@@ -48,13 +48,13 @@ func (c *call) channelIn(state connectivity.State) (ch channel) {
 func (ch *channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
 // hasBuiltInPolicy reports whether gRPC would retry a call's method by itself now.
-func (r *Retrier) hasBuiltInPolicy(f *facts) bool {
-	return f.cc != nil && !r.builtInRetryOff && f.cc.GetMethodConfig(f.method).RetryPolicy != nil
+func (r *Retrier) hasBuiltInPolicy(cc *grpc.ClientConn, method string) bool {
+	return cc != nil && !r.builtInRetryOff && cc.GetMethodConfig(method).RetryPolicy != nil
 }
 
 // mayGRPCRetry reports whether gRPC would retry the method by itself now, or may get a policy for that with a connection.
 func (c *call) mayGRPCRetry() bool {
-	return c.retrier.hasBuiltInPolicy(&c.facts) || !c.retrier.builtInRetryOff && !c.channel().ready
+	return c.retrier.hasBuiltInPolicy(c.cc, c.method) || !c.retrier.builtInRetryOff && !c.channel().ready
 }
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass

@@ -58,12 +58,11 @@ func StreamClientInterceptor(opts ...Option) grpc.StreamClientInterceptor {
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var o grpcOptions
-	p := r.plain(ctx, method, opts, &o)
-	if p == nil {
-		c := call{retrier: r, facts: facts{backend: backend{cc: cc}, ctx: ctx, method: method}} // stays on the stack
+	of, p := backend{cc: cc}, r.plain(ctx, cc, method, opts, &o)
+	if p == nil || r.report.watchesStart() {
+		c := call{retrier: r, options: o, facts: facts{backend: of, ctx: ctx, method: method, policy: p}} // stays on the stack
 		return c.unary(opts, req, reply, invoker)
 	}
-	of := backend{cc: cc}
 	budget := of.budgetOf(p.Budget)
 	o.clear() // an earlier call may have filled the same variables
 	a := &attempt{Context: ctx, cc: cc, method: method, number: 1, start: instantNow()}
@@ -76,7 +75,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}()
 	err := invoker(a, method, req, reply, cc, a.plainOptions(&o)...)
 	ended = true
-	if err == nil && !r.report.observed() {
+	if err == nil && !r.report.watches(ctx) {
 		depositUnplanned(budget, Outcome{Attempt: 1, Result: Succeeded}, a.start)
 		r.noteAnswer(of, a.start)
 		return nil
@@ -84,12 +83,15 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.cc, c.method, c.policy, c.static, c.mode = r, ctx, cc, method, p, true, modeRetried
 	c.options, c.budget, c.start, c.newest = o, budget, a.start, a
+	c.spans = r.report.callStarted(&c.facts)
 	return c.makeUnary(nil, ending{attempt: a, err: err}, req, reply, invoker)
 }
 
-// unary makes a unary call that is not plain, in the way that its mode says.
+// unary makes a unary call in the way that its mode says. If it is plain, it has a policy already.
 func (c *call) unary(opts []grpc.CallOption, req, reply any, invoker grpc.UnaryInvoker) error {
-	if err := c.prepare(opts, nil, reply); err != nil {
+	if c.policy != nil {
+		c.mode, c.static = modeRetried, true
+	} else if err := c.prepare(opts, nil, reply); err != nil {
 		return err
 	}
 	if c.mode == modePassThrough {

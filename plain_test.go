@@ -82,7 +82,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 				}
 				for what, opts := range calls {
 					var o grpcOptions
-					p := r.plain(ctx, "/pkg.Service/Method", opts, &o)
+					p := r.plain(ctx, cc, "/pkg.Service/Method", opts, &o)
 					if p == nil {
 						continue
 					}
@@ -101,13 +101,15 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"defaults", "one policy", "a method", "service config"} {
+	for _, name := range []string{"defaults", "one policy", "a method", "service config", "an observer", "metrics", "a call span"} {
 		for _, what := range []string{"a stub", "outputs"} {
-			which := fmt.Sprintf("%s, %s, built-in retries off: true, for a request: false", name, what)
-			if !plain[which] {
-				t.Errorf("not plain: %s", which)
+			for _, off := range []bool{true, false} {
+				which := fmt.Sprintf("%s, %s, built-in retries off: %t, for a request: false", name, what, off)
+				if want := off || name != "service config"; plain[which] != want {
+					t.Errorf("%s: plain %t, want %t", which, plain[which], want)
+				}
+				delete(plain, which)
 			}
-			delete(plain, which)
 		}
 	}
 	if len(plain) > 0 {
@@ -207,12 +209,12 @@ func TestPoliciesOfManyMethods(t *testing.T) {
 			for name, want := range map[string]int{
 				"/a.Service/Method": 3, fmt.Sprint("/a.Service/Method", n): 2, fmt.Sprint("/b.Service/Method", n): 4,
 			} {
-				if p := r.plain(t.Context(), name, stub, new(grpcOptions)); p.MaxAttempts != want {
+				if p := r.plain(t.Context(), nil, name, stub, new(grpcOptions)); p.MaxAttempts != want {
 					t.Fatalf("%s may make %d attempts, want %d", name, p.MaxAttempts, want)
 				}
 			}
 			another := fmt.Sprint("/c.Service/Method", n)
-			if p := r.plain(t.Context(), another, nil, new(grpcOptions)); p != nil || r.Policy(another).MaxAttempts != 4 {
+			if p := r.plain(t.Context(), nil, another, nil, new(grpcOptions)); p != nil || r.Policy(another).MaxAttempts != 4 {
 				t.Fatalf("%s has %+v", another, r.Policy(another))
 			}
 		}

@@ -97,9 +97,12 @@ func (r *reporter) callStarted(f *facts) *callSpans {
 // observed reports whether there is an observer now.
 func (r *reporter) observed() bool { return !r.observers.list.IsEmpty() }
 
-// watches reports whether there is a sink for the start, or the success, of a call in a context.
+// watchesStart reports whether there is a sink for the start of a call.
+func (r *reporter) watchesStart() bool { return r.tracer != nil || r.observed() }
+
+// watches reports whether there is a sink for the success of a call in a context.
 func (r *reporter) watches(ctx context.Context) bool {
-	return r.tracer != nil || r.metrics != nil || r.observed() || trace.SpanFromContext(ctx).IsRecording()
+	return r.metrics != nil || r.observed() || trace.SpanFromContext(ctx).IsRecording()
 }
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.

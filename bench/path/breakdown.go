@@ -25,22 +25,17 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "read the call options, find the policy", functions: []string{
-			"(*Retrier).plain", "(*grpcOptions).read", "(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).withOwn",
-		}},
+		{name: "read the call options, find the policy", functions: []string{"(*Retrier).plain"}},
+		{name: "check for a span and observers", functions: []string{"(*reporter).watchesStart", "(*reporter).watches"}},
+		{name: "look up the target's budget", functions: []string{"backend.budgetOf"}},
+		{name: "empty the caller's header and trailer", functions: []string{"(*grpcOptions).clear"}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"(*facts).budgetOf", "(*facts).dialed"}},
-		{name: "check for a span and observers", functions: []string{
-			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
-			"(*reporter).observed", "(*reporter).watches",
-		}},
 		{name: "read the clock", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
-		{name: "build the attempt's call options", functions: []string{"(*call).attemptOptions"}},
-		{name: "return header and trailer, run OnFinish", functions: []string{"(*call).collect", "(*grpcOptions).finish"}},
-		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit"}},
+		{name: "build the attempt's call options", functions: []string{"(*attempt).plainOptions"}},
+		{name: "report the success to the budget", functions: []string{"depositUnplanned", "(*Retrier).noteAnswer"}},
 		{name: "the rest: the loop, and to fill in the attempt"},
 	}
 }

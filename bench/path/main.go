@@ -84,7 +84,7 @@ func caller() (call func(), closeConn func() error, err error) {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
-	intercept := grpcretry.UnaryClientInterceptor()
+	intercept := grpcretry.UnaryClientInterceptor(grpcretry.WithBuiltInRetryDisabled()) // as that of DialOptions
 	req, reply, opts := &echov1.EchoRequest{}, &echov1.EchoResponse{}, []grpc.CallOption{grpc.StaticMethod()}
 	call = func() {
 		_ = intercept(ctx, echov1.EchoService_Echo_FullMethodName, req, reply, cc, invoke, opts...)

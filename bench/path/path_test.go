@@ -31,9 +31,9 @@ func TestBreakDown(t *testing.T) {
 	b := breakDown(&profile.Profile{Sample: []*profile.Sample{
 		stack(3, "runtime.nextFreeFast", "runtime.mallocgcSmallScanNoHeader", "runtime.newobject", unary),
 		stack(2, "runtime.scanobject", "runtime.gcBgMarkWorker"),
-		stack(2, "time.now", "time.Now", library+"(*call).open", unary),
-		stack(1, library+"(*call).open", unary),
-		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*call).prepare", unary),
+		stack(2, "time.now", "time.Now", library+"(*reporter).watches", unary),
+		stack(1, library+"(*Retrier).unary-fm", unary),
+		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*Retrier).plain", unary),
 		stack(1, unary),
 		stack(100, "runtime.futex", "runtime.findRunnable"),
 	}}, 1_000_000)
