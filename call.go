@@ -115,7 +115,7 @@ func (r *Retrier) plain(ctx context.Context, cc *grpc.ClientConn, method string,
 	if !static || o.others || policies.channels != nil || layers.Of(ctx) != nil || r.hasBuiltInPolicy(cc, method) {
 		return nil
 	}
-	m := policies.plain
+	m := policies.only
 	if m == nil {
 		m = policies.ofStub(method)
 	}

@@ -102,7 +102,7 @@ type methodPolicies struct {
 	fallback budgets
 	tables   [protos.Levels]policyTable         // one for each level, or only that of levelUnknown
 	leveled  bool                               // there are options for levels
-	plain    *methodPolicy                      // the policy for every method, if there is only one; otherwise nil
+	only     *methodPolicy                      // the policy for every method, if there is only one; otherwise nil
 	stubs    bounded.Map[string, *methodPolicy] // by method, see ofStub
 	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
 	channels *bounded.Map[channelKey, *methodPolicy]
@@ -134,7 +134,7 @@ func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 		m.channels = &bounded.Map[channelKey, *methodPolicy]{}
 	}
 	if t := m.tables[levelUnknown]; !m.leveled && len(t) == 1 {
-		m.plain = t[""]
+		m.only = t[""]
 	}
 	return m
 }
@@ -180,8 +180,8 @@ func (m *methodPolicies) isOff(p *policy, ch *channel) bool {
 
 // of returns a method's policy, without what the channel's service config says. Every call runs it.
 func (m *methodPolicies) of(method string) *methodPolicy {
-	if m.plain != nil {
-		return m.plain
+	if m.only != nil {
+		return m.only
 	}
 	if m.leveled {
 		return m.tables[protos.LevelOf(method)].Of(method)
