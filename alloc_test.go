@@ -34,6 +34,19 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 			t.Errorf("%s: %v allocations, want at most 1", name, got)
 		}
 	}
+	var header, trailer metadata.MD
+	given := []grpc.CallOption{grpc.StaticMethod(), grpc.Header(&header), grpc.Trailer(&trailer), grpc.OnFinish(func(error) {})}
+	intercept := UnaryClientInterceptor()
+	for count := range len(given) + 1 {
+		got := testing.AllocsPerRun(1000, func() {
+			if err := intercept(t.Context(), "/pkg.Service/Method", nil, nil, nil, succeed, given[:count]...); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if got > 1 {
+			t.Errorf("with %d of gRPC's options: %v allocations, want at most 1", count, got)
+		}
+	}
 }
 
 // TestRecordsAreSmall holds the allocations of each call, and of each retried call, to their size classes; the next ones are 16, 32

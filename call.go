@@ -94,9 +94,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	return nil
 }
 
-// plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy and options. A call
-// is plain if a generated stub makes it, for no request of a server, with options of gRPC that need no care, and if its policy is plain and
-// does not depend on the channel. For other calls the policy is nil, and prepare decides.
+// plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy and, in o, its options.
+// A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need no care, and if its policy is
+// plain and does not depend on the channel. For other calls the policy is nil, and prepare decides.
 func (r *Retrier) plain(ctx context.Context, cc *grpc.ClientConn, method string, opts []grpc.CallOption, o *grpcOptions) *policy {
 	static := false
 	for _, opt := range opts {
@@ -146,6 +146,14 @@ func (f *facts) firstContext() context.Context {
 		return f.ctx
 	}
 	return layers.Header{Limited: f.worksFor.IsRetry()}.In(f.ctx)
+}
+
+// newFirst returns the first attempt of a call that is neither a stream nor contested, in a context. It has extras if it needs them.
+func (c *call) newFirst(ctx context.Context) *attempt {
+	if c.policy.UnsentOnly || c.retrier.report.wantsHeader(&c.facts) {
+		return new(fullAttempt).in(ctx)
+	}
+	return &attempt{Context: ctx}
 }
 
 // A call asks for its plan in three ways: plan returns it if there is one; informedPlan makes it, and reads the channel, until

@@ -73,23 +73,20 @@ func isLeftover(opt grpc.CallOption) bool {
 // may still read them after the attempt's end.
 func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own, x := &c.options, c.ownOutputs(a), a.extras()
-	opts := a.listed(o.list)
-	if o.mixed || own && o.outputs() {
-		opts = o.forAttempt(own)
-	}
+	opts := o.forAttempt(a.optionSpace[:0], own)
 	if c.policy.dryRun { // which does nothing, so interceptors below may retry
 		opts = append(opts, a.PeerCallOption)
 	} else {
 		opts = append(opts, a)
 	}
-	if c.stopsGRPC || x.stopsGRPC {
+	if c.stopsGRPC || x != nil && x.stopsGRPC {
 		opts = append(opts, noReplay{})
 	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
 			opts = append(opts, grpc.Trailer(&a.trailer))
 		}
-		if o.header == nil && c.retrier.report.wantsHeader(&c.facts) || o.header != nil && own {
+		if x != nil && (o.header == nil && c.retrier.report.wantsHeader(&c.facts) || o.header != nil && own) {
 			opts = append(opts, grpc.Header(&x.header))
 		}
 	}
@@ -101,25 +98,20 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 
 // plainOptions returns what attemptOptions does for the first attempt of a plain call.
 func (a *attempt) plainOptions(o *grpcOptions) []grpc.CallOption {
-	opts := append(a.listed(o.list), a)
+	opts := a.optionSpace[:0]
+	for _, opt := range o.list { //nolint:staticcheck // one by one, because a write barrier for all takes 4 ns
+		opts = append(opts, opt)
+	}
+	opts = append(opts, a)
 	if o.trailer == nil {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
 	return opts[:len(opts):len(opts)] // interceptors below must not append into the space
 }
 
-// listed returns a copy of the caller's options.
-func (a *attempt) listed(list []grpc.CallOption) []grpc.CallOption {
-	opts := a.optionSpace[:0]
-	for _, opt := range list { //nolint:staticcheck // one by one, because a write barrier for all takes 4 ns
-		opts = append(opts, opt)
-	}
-	return opts
-}
-
-// forAttempt returns the options that each attempt gets; if the attempt has outputs of its own,
+// forAttempt appends the options that each attempt gets; if the attempt has outputs of its own,
 // the caller's are left out.
-func (o *grpcOptions) forAttempt(own bool) (opts []grpc.CallOption) {
+func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
 		opt = handedOn(opt)
 		switch opt.(type) {

@@ -522,7 +522,7 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.mode == modeHedged {
 		u.contest.hedger, u.contest.replies = u, replies.TypeOf(reply)
 	}
-	return u.call.makeAttempts(u.first.in, ending{}, u.race)
+	return u.call.makeAttempts(ending{}, u.first.in, u.race)
 }
 
 // race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others

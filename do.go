@@ -78,12 +78,11 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 	if c.isContested() {
 		u := &contested{call: c}
 		u.contest.join(&u.call)
-		return u.call.makeAttempts(u.first.in, ending{}, func(a *attempt) ending {
+		return u.call.makeAttempts(ending{}, u.first.in, func(a *attempt) ending {
 			return u.contest.race(a, func(a *attempt) error { return f(a) })
 		})
 	}
-	in := func(ctx context.Context) *attempt { return &attempt{Context: ctx} }
-	return c.makeAttempts(in, ending{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
+	return c.makeAttempts(ending{}, c.newFirst, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
 // Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;

@@ -57,38 +57,38 @@ func StreamClientInterceptor(opts ...Option) grpc.StreamClientInterceptor {
 // tenth faster.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	var o grpcOptions
+	var (
+		o      grpcOptions
+		budget Budget
+		first  ending
+	)
 	of, p := backend{cc: cc}, r.plain(ctx, cc, method, opts, &o)
-	if p == nil || r.report.watchesStart() {
-		c := call{retrier: r, options: o, facts: facts{backend: of, ctx: ctx, method: method, policy: p}} // stays on the stack
-		return c.unary(opts, req, reply, invoker)
-	}
-	budget := of.budgetOf(p.Budget)
-	o.clear() // an earlier call may have filled the same variables
-	a := &attempt{Context: ctx, cc: cc, method: method, number: 1, start: instantNow()}
-	a.PeerAddr = &a.peer
-	ended := false
-	defer func() {
-		if !ended {
-			budget.Deposit(Outcome{Attempt: 1, Result: Ignored})
+	if p != nil && !r.report.watchesStart() {
+		budget = of.budgetOf(p.Budget)
+		o.clear() // an earlier call may have filled the same variables
+		a := &attempt{Context: ctx, cc: cc, method: method, number: 1, start: instantNow()}
+		a.PeerAddr = &a.peer
+		ended := false
+		defer func() {
+			if !ended {
+				budget.Deposit(Outcome{Attempt: 1, Result: Ignored})
+			}
+		}()
+		err := invoker(a, method, req, reply, cc, a.plainOptions(&o)...)
+		ended = true
+		if err == nil && !r.report.watches(ctx) {
+			depositUnplanned(budget, Outcome{Attempt: 1, Result: Succeeded}, a.start)
+			r.noteAnswer(of, a.start)
+			return nil
 		}
-	}()
-	err := invoker(a, method, req, reply, cc, a.plainOptions(&o)...)
-	ended = true
-	if err == nil && !r.report.watches(ctx) {
-		depositUnplanned(budget, Outcome{Attempt: 1, Result: Succeeded}, a.start)
-		r.noteAnswer(of, a.start)
-		return nil
+		first = ending{attempt: a, err: err}
 	}
-	var c call // stays on the stack
-	c.retrier, c.ctx, c.cc, c.method, c.policy, c.static, c.mode = r, ctx, cc, method, p, true, modeRetried
-	c.options, c.budget, c.start, c.newest = o, budget, a.start, a
-	c.spans = r.report.callStarted(&c.facts)
-	return c.makeUnary(nil, ending{attempt: a, err: err}, req, reply, invoker)
+	c := call{retrier: r, options: o, facts: facts{backend: of, ctx: ctx, method: method, policy: p, budget: budget}} // stays on the stack
+	return c.unary(first, opts, req, reply, invoker)
 }
 
-// unary makes a unary call in the way that its mode says. If it is plain, it has a policy already.
-func (c *call) unary(opts []grpc.CallOption, req, reply any, invoker grpc.UnaryInvoker) error {
+// unary makes a unary call in the way that its mode says. If it is plain, it has a policy already, and the first attempt may have ended.
+func (c *call) unary(first ending, opts []grpc.CallOption, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.policy != nil {
 		c.mode, c.static = modeRetried, true
 	} else if err := c.prepare(opts, nil, reply); err != nil {
@@ -100,12 +100,7 @@ func (c *call) unary(opts []grpc.CallOption, req, reply any, invoker grpc.UnaryI
 	if c.isContested() {
 		return contestUnary(c, req, reply, invoker)
 	}
-	return c.makeUnary(new(fullAttempt).in, ending{}, req, reply, invoker)
-}
-
-// makeUnary makes the attempts of a unary call without a contest, see makeAttempts.
-func (c *call) makeUnary(in func(context.Context) *attempt, first ending, req, reply any, invoker grpc.UnaryInvoker) error {
-	return c.makeAttempts(in, first, func(a *attempt) ending {
+	return c.makeAttempts(first, c.newFirst, func(a *attempt) ending {
 		if a.number > 1 {
 			replies.Empty(reply)
 		}
@@ -120,12 +115,14 @@ func (c *call) makeUnary(in func(context.Context) *attempt, first ending, req, r
 }
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It is the loop of functions and
-// unary calls. in makes the first in its context; if it is nil, e is the end of the first. run may make others beside the attempt that it
-// is given.
-func (c *call) makeAttempts(in func(context.Context) *attempt, e ending, run func(*attempt) ending) error {
+// unary calls. e is the end of the first, unless it is zero and in makes the first in its context. run may make others beside the
+// attempt that it is given.
+func (c *call) makeAttempts(e ending, in func(context.Context) *attempt, run func(*attempt) ending) error {
 	done := false
 	defer c.guard(&done)
-	if in != nil {
+	if a := e.attempt; a != nil {
+		c.start, c.newest, c.spans = a.start, a, c.retrier.report.callStarted(&c.facts)
+	} else {
 		e = run(c.begin(in))
 	}
 	for {
