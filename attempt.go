@@ -211,8 +211,8 @@ func (a *attempt) isLate() bool {
 // errCut is what gRPC returns for an attempt that the library has cancelled.
 var errCut = status.FromContextError(context.Canceled).Err()
 
-// release ends the attempt's context, if it has one of its own.
-func (a *attempt) release() {
+// endContext ends the attempt's context, if it has one of its own.
+func (a *attempt) endContext() {
 	if b := a.bounds(); b != nil {
 		b.own.Cancel(context.Canceled)
 	}

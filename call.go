@@ -268,7 +268,7 @@ func (f *facts) isContested() bool {
 func (c *call) next(e ending) (*attempt, error) {
 	if e.err == nil {
 		c.succeed(e.attempt)
-		e.attempt.release()
+		e.attempt.endContext()
 		return nil, nil
 	}
 	return c.afterFailure(e, time.Now())
@@ -302,7 +302,7 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 // call, the error that the call returns.
 func (c *call) judge(e ending, now time.Time) (verdict, error) {
 	a := e.attempt
-	defer a.release()
+	defer a.endContext()
 	if e.defeat != nil {
 		return verdict{do: doEnd}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}

@@ -103,7 +103,7 @@ func (c *call) crashed() {
 		c.contest.abandon()
 	}
 	if a := c.newest; a != nil {
-		defer a.release()
+		defer a.endContext()
 		c.contest.settle(a)
 		if !a.reported {
 			c.deposit(a, Ignored)

@@ -196,7 +196,7 @@ func (k *contest) ended(a *attempt, err error) {
 
 // loserEnded reports an attempt that ended after the decision.
 func (k *contest) loserEnded(a *attempt, err error, won bool, now time.Time) {
-	defer a.release()
+	defer a.endContext()
 	c := k.call
 	if won && c.stream != nil {
 		k.drain(a)
@@ -231,7 +231,7 @@ func (k *contest) failed(a *attempt, err error, now time.Time) {
 		k.cancelOpen()
 		return
 	}
-	a.release()
+	a.endContext()
 	k.do(v.do)
 	k.arm()
 }
@@ -482,7 +482,7 @@ func (k *contest) forget(a *attempt) {
 	if !a.reported {
 		k.call.deposit(a, Ignored)
 	}
-	a.release()
+	a.endContext()
 }
 
 // overdueFailure describes an attempt that has reached its timeout.

@@ -43,7 +43,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	if err != nil {
 		panic(fmt.Errorf("grpcretry: Plan: %w", err)) //nolint:forbidigo // documented; options are part of the program
 	}
-	policies := r.made().settings.current()
+	policies := r.checked().settings.current()
 	obeyed := policies.withOwn(policies.of(method), own)
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {

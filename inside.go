@@ -17,7 +17,7 @@ import (
 func init() {
 	inside.Observe = func(retrier, observer any) (stop func()) {
 		observe := observer.(func(context.Context, Event, inside.Call))
-		return retrier.(*Retrier).made().report.observers.list.Add(func(ctx context.Context, e Event) {
+		return retrier.(*Retrier).checked().report.observers.list.Add(func(ctx context.Context, e Event) {
 			observe(ctx, e, inside.Call{Function: e.function, Budget: e.budget, Start: e.start, Made: e.made})
 		})
 	}
@@ -26,12 +26,12 @@ func init() {
 	inside.IsDryRun = func(policy any) bool { return policy.(Policy).dryRun }
 	inside.TrailerOf = func(e any) metadata.MD { return e.(*Error).trailer() }
 	inside.RepeatsOf = func(attempt any) int { return int(attempt.(Attempt).repeats) }
-	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
-	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
+	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).checked().usage.now() }
+	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).checked().targets.states(time.Now()) }
 	inside.PassedMethods = func(retrier any) []inside.PassedMethod {
 		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.All()))
 	}
-	inside.WarningsOf = func(retrier any) []string { return retrier.(*Retrier).made().settings.current().warnings() }
+	inside.WarningsOf = func(retrier any) []string { return retrier.(*Retrier).checked().settings.current().warnings() }
 	inside.WithRandom = func(f func() float64) any { return withRandom(f) }
 	inside.WithReplayMemory = func(bytes int64) any { return withReplayMemory(bytes) }
 	inside.ServerOptions = func(m layers.Measures) []grpc.ServerOption { return serverOptions(withMeasures(m)) }
@@ -39,7 +39,7 @@ func init() {
 
 // budgetOf returns the budget of a method's calls to a target in canonical form.
 func (r *Retrier) budgetOf(method, target string) Budget {
-	return budgetNamed(r.made().settings.current().of(method).policy.Budget, target)
+	return budgetNamed(r.checked().settings.current().of(method).policy.Budget, target)
 }
 
 // withRandom sets the source of the random numbers for jitter. Any number that is not in [0, 1) counts as

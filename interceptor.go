@@ -39,7 +39,7 @@ import (
 // another attempt fills them. To end an attempt early, cancel the context that the invoker is called with. Nor may it return
 // io.EOF: that is how gRPC reports a unary call whose connection was lost while its request was being repeated, so it counts as
 // UNAVAILABLE.
-func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.made().unary }
+func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.checked().unary }
 
 // UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics
 // if [New] returns an error.
@@ -195,8 +195,8 @@ func New(opts ...Option) (*Retrier, error) {
 	return r, nil
 }
 
-// made returns the Retrier. It panics if New has not made it.
-func (r *Retrier) made() *Retrier {
+// checked returns the Retrier. It panics if New has not made it.
+func (r *Retrier) checked() *Retrier {
 	if err := r.check(); err != nil {
 		panic(err) //nolint:forbidigo // documented; otherwise it would be a nil dereference without a reason
 	}
@@ -219,7 +219,7 @@ func (r *Retrier) check() error {
 // [grpc.WithDisableRetry], so that a retryPolicy in the service config does not multiply the
 // attempts. gRPC's transparent retries, of unary calls that no server has seen, stay on.
 func (r *Retrier) DialOptions() []grpc.DialOption {
-	alone := *r.made()
+	alone := *r.checked()
 	alone.builtInRetryOff = true
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(alone.UnaryClientInterceptor()),
@@ -232,7 +232,7 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 // Options that are passed to a single call may change it for that call, and so may the channel's
 // service config, see [WithResolverServiceConfig]. A [Retrier.Update] changes it for later calls.
 func (r *Retrier) Policy(method string) Policy {
-	return r.made().settings.current().shown(method).exported()
+	return r.checked().settings.current().shown(method).exported()
 }
 
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an

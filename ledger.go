@@ -129,13 +129,13 @@ func (l *ledger) deposit(o Outcome) {
 		l.freeAttempt = 0
 	}
 	if l.hedges != nil {
-		defer report(l.hedges, o, payer == hedgesPay, l.released == number, false) // also if the other budget panics
+		defer tell(l.hedges, o, payer == hedgesPay, l.released == number, false) // also if the other budget panics
 	}
-	report(l.budget, o, payer == retriesPay, l.released == number, l.helped)
+	tell(l.budget, o, payer == retriesPay, l.released == number, l.helped)
 }
 
-// report reports to a budget how an attempt ended, for which it has paid or not.
-func report(b Budget, o Outcome, paid, released, helped bool) {
+// tell tells a budget how an attempt ended, for which it has paid or not.
+func tell(b Budget, o Outcome, paid, released, helped bool) {
 	if !paid {
 		o.Attempt = 1
 	}

@@ -60,7 +60,7 @@ import (
 // OnFinish runs when the application gets the end, with the same error, even if an interceptor below has learned of the end
 // before, or has changed the error. If the application never asks, it runs when the call's context ends; after an interceptor
 // below, or a SendMsg, has received the end, closing the ClientConn is not enough.
-func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
+func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.checked().stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {

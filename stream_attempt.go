@@ -101,7 +101,7 @@ func (at *streamAttempt) abandon(err error, before bool) {
 	s.mu.Unlock()
 	at.noticed(!before)
 	if !ended {
-		at.release() // wakes up the goroutine that receives
+		at.endContext() // wakes up the goroutine that receives
 	}
 }
 
@@ -219,7 +219,7 @@ func (at *streamAttempt) awaitOver() bool {
 // drain ends an attempt whose first message arrived too late. It reads to the end, so that
 // interceptors below see the end.
 func (at *streamAttempt) drain(into any) {
-	at.release()
+	at.endContext()
 	for at.recv(into) == nil {
 		continue
 	}
@@ -232,7 +232,7 @@ func (at *streamAttempt) read(err error) {
 	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.outputs() {
 		return
 	}
-	at.release() // the failure may come from an interceptor, and gRPC may not know about it
+	at.endContext() // the failure may come from an interceptor, and gRPC may not know about it
 	over := at.awaitOver()
 	s.mu.Lock()
 	received := at.received

@@ -42,7 +42,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.unread
 	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
 	if a.number > 1 {
-		s.onSpoilt(func() { at.broken = errSpoilt; a.release() })
+		s.onSpoilt(func() { at.broken = errSpoilt; a.endContext() })
 	}
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	reported := at.users.hasEnded()
