@@ -75,8 +75,9 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 			}
 		}()
 		err := invoker(a, method, req, reply, cc, a.plainOptions(&o)...)
+		unwatched := err == nil && !r.report.watches(ctx)
 		ended = true
-		if err == nil && !r.report.watches(ctx) {
+		if unwatched {
 			depositUnplanned(budget, Outcome{Attempt: 1, Result: Succeeded}, a.start)
 			r.noteAnswer(of, a.start)
 			return nil
@@ -121,7 +122,8 @@ func (c *call) makeAttempts(e ending, in func(context.Context) *attempt, run fun
 	done := false
 	defer c.guard(&done)
 	if a := e.attempt; a != nil {
-		c.start, c.newest, c.spans = a.start, a, c.retrier.report.callStarted(&c.facts)
+		c.start, c.newest = a.start, a // first, because the caller's span may panic
+		c.spans = c.retrier.report.callStarted(&c.facts)
 	} else {
 		e = run(c.begin(in))
 	}

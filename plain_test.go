@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/metric/noop"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -47,7 +49,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 		"service config": {WithServiceConfig(`{"methodConfig": []}`)},
 		"the channel's":  {WithResolverServiceConfig(true)},
 		"an observer":    {WithObserver(func(context.Context, Event) {})},
-		"metrics":        {WithMeterProvider(noop.NewMeterProvider())},
+		"metrics":        {WithMeterProvider(metricnoop.NewMeterProvider())},
 		"a call span":    {WithCallSpan(true)},
 	}
 	var header, trailer, second metadata.MD
@@ -191,6 +193,31 @@ func TestTheFirstAttemptOfAPlainCall(t *testing.T) {
 			want.told[tt.want], want.highest = 1, 1
 			if budget.counts != want || header != nil || trailer != nil || room > 0 {
 				t.Errorf("the budget was told %+v, want %+v; header %v, trailer %v, room for %d options", budget.counts, want, header, trailer, room)
+			}
+		})
+	}
+}
+
+// badSpan is an application's span that panics when it is asked.
+type badSpan struct{ noop.Span }
+
+func (badSpan) IsRecording() bool { panic("as the test wants") }
+
+// The first attempt of a plain call is reported to the budget once, also if the caller's span panics after it.
+func TestASpanThatPanicsAfterAPlainAttempt(t *testing.T) {
+	for name, result := range map[string]error{"a success": nil, "a failure": errUnavailable} {
+		t.Run(name, func(t *testing.T) {
+			budget, made := &tally{}, 0
+			func() {
+				defer func() { _ = recover() }()
+				_ = UnaryClientInterceptor(WithBudget(budget))(trace.ContextWithSpan(t.Context(), badSpan{}), "/pkg.Service/Method", nil, nil, nil,
+					func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+						made++
+						return result
+					}, grpc.StaticMethod())
+			}()
+			if made != 1 || budget.told[Ignored] != 1 || budget.highest != 1 {
+				t.Errorf("%d attempts, and the budget was told %+v; want one that is ignored", made, budget.counts)
 			}
 		})
 	}
