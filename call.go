@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/bytarget"
 	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/tried"
@@ -203,32 +202,6 @@ func (c *call) startPlan(now time.Time) *plan {
 		p.hedgeFrom(k.from)
 	}
 	return p
-}
-
-// budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
-func (of backend) budgetOf(b Budget) Budget {
-	if t, ok := b.(*perTarget); ok {
-		return ofTarget(of, &t.targets)
-	}
-	return b
-}
-
-// targetOf returns what the Retrier knows about a call's target.
-func (r *Retrier) targetOf(of backend) *target { return ofTarget(of, &r.targets.Map) }
-
-// ofTarget returns what m has for a call's target.
-func ofTarget[T any](of backend, m *bytarget.Map[T]) T {
-	if of.cc == nil {
-		return m.Named(of.functionTarget)
-	}
-	return m.Dialed(of.cc.Target(), of.cc.CanonicalTarget)
-}
-
-// noteAnswer records that the target has answered an attempt. In good times, it costs a comparison.
-func (r *Retrier) noteAnswer(by backend, sent instant) {
-	if r.targets.failing.Load() > 0 {
-		r.targetOf(by).answer(sent)
-	}
 }
 
 // plan returns the call's plan, nil as long as there was nothing to decide.

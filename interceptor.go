@@ -116,8 +116,8 @@ func (c *call) unary(first ending, opts []grpc.CallOption, req, reply any, invok
 }
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It is the loop of functions and
-// unary calls. e is the end of the first, unless it is zero and in makes the first in its context. run may make others beside the
-// attempt that it is given.
+// unary calls. e is the end of the first; if e is zero, in makes the first in its context. run may make others beside the attempt that
+// it is given.
 func (c *call) makeAttempts(e ending, in func(context.Context) *attempt, run func(*attempt) ending) error {
 	done := false
 	defer c.guard(&done)

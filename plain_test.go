@@ -157,8 +157,8 @@ func TestOutputsOfAPlainCall(t *testing.T) {
 	}
 }
 
-// A plain call whose first attempt is answered, or panics, below reports that to the budget once, leaves nothing of an earlier call in the
-// caller's variables, and gives interceptors below no room for options of the library's own.
+// Whatever becomes of a plain call's first attempt is reported to the budget once. Nothing of an earlier call is left in the caller's
+// variables, and interceptors below have no room to append to the library's options.
 func TestTheFirstAttemptOfAPlainCall(t *testing.T) {
 	for name, tt := range map[string]struct {
 		invoker grpc.UnaryInvoker

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/instruments"
@@ -38,28 +37,6 @@ type facts struct {
 	start    instant
 	worksFor *layers.Request // the request of the server whose handler makes the call; nil if there is none
 	spans    *callSpans      // nil if no span records
-}
-
-// A backend is what a call is made to.
-type backend struct {
-	cc             *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
-	functionTarget string           // the target of a function, see Retrier.Do; otherwise ""
-}
-
-// dialed returns the target as it was dialed.
-func (f *facts) dialed() string {
-	if f.cc == nil {
-		return f.functionTarget
-	}
-	return f.cc.Target()
-}
-
-// target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
-func (f *facts) target() string {
-	if f.cc == nil {
-		return f.functionTarget
-	}
-	return f.cc.CanonicalTarget()
 }
 
 // balanceOf returns the number of retries that a budget would allow now, rounded to hide

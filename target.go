@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/grpcretry/grpcretry/internal/bytarget"
 	"github.com/grpcretry/grpcretry/internal/inside"
 )
@@ -228,3 +230,51 @@ func (t *target) sayOnce(what notice) {
 
 // say logs a notice, without mu, because a handler may take its time.
 func (t *target) say(what notice) { t.all.log.targetNotice(t.name, what, int(t.waiting.Load())) }
+
+// A backend is what a call is made to.
+type backend struct {
+	cc             *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
+	functionTarget string           // the target of a function, see Retrier.Do; otherwise ""
+}
+
+// dialed returns the target as it was dialed.
+func (of backend) dialed() string {
+	if of.cc == nil {
+		return of.functionTarget
+	}
+	return of.cc.Target()
+}
+
+// target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
+func (of backend) target() string {
+	if of.cc == nil {
+		return of.functionTarget
+	}
+	return of.cc.CanonicalTarget()
+}
+
+// budgetOf returns the budget that calls to the backend spend from: b, or b's for the target.
+func (of backend) budgetOf(b Budget) Budget {
+	if t, ok := b.(*perTarget); ok {
+		return ofTarget(of, &t.targets)
+	}
+	return b
+}
+
+// targetOf returns what the Retrier knows about a backend.
+func (r *Retrier) targetOf(of backend) *target { return ofTarget(of, &r.targets.Map) }
+
+// ofTarget returns what m has for a backend's target.
+func ofTarget[T any](of backend, m *bytarget.Map[T]) T {
+	if of.cc == nil {
+		return m.Named(of.functionTarget)
+	}
+	return m.Dialed(of.cc.Target(), of.cc.CanonicalTarget)
+}
+
+// noteAnswer records that a backend has answered an attempt. In good times, it costs a comparison.
+func (r *Retrier) noteAnswer(by backend, sent instant) {
+	if r.targets.failing.Load() > 0 {
+		r.targetOf(by).answer(sent)
+	}
+}
